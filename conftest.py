@@ -1,0 +1,6 @@
+"""Tests and notebooks under test write to a folder of their own, so that no earlier result makes them pass."""
+
+import os
+import tempfile
+
+os.environ.setdefault("PUMALIB_RESULTS", tempfile.mkdtemp(prefix="pumalib-test-results-"))
