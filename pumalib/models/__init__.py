@@ -1,0 +1,7 @@
+"""Embedding models: `build` makes one by name, `count_parameters` counts it, `load` brings a trained one back."""
+
+from . import backbones
+from .embedding import EmbeddingModel, build, count_parameters
+from .saving import load, save, trainable_state
+
+__all__ = ["EmbeddingModel", "backbones", "build", "count_parameters", "load", "save", "trainable_state"]

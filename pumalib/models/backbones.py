@@ -1,0 +1,135 @@
+"""Backbones: any timm vision transformer (or ResNet), and the embedded `mini_vit` of the `mini` benchmark."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from pathlib import Path
+
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from .. import paths
+
+MINI_VIT = "mini_vit"
+MINI_VIT_SIZES = dict(img_size=32, patch_size=4, embed_dim=128, depth=5, num_heads=4, mlp_ratio=4)
+MINI_VIT_WEIGHTS = paths.MINI / "mini_vit.safetensors"  # float16, made by notebooks/90_pretrain_mini_backbone.ipynb
+
+
+def mini_vit() -> VisionTransformer:
+    """The 1 M parameter ViT of the `mini` benchmark (32 px, patch 4, width 128, 5 layers), untrained."""
+    return VisionTransformer(**MINI_VIT_SIZES, num_classes=0)
+
+
+def create(name: str, pretrained: str | bool | Path | None = "hub", image_size: int | None = None) -> nn.Module:
+    """A backbone without its classifier.
+
+    Args:
+        name: "mini_vit", or a timm model name; name the tag too (`vit_small_patch16_224.augreg_in21k`),
+            since the default weights of a bare name have changed over timm's versions.
+        pretrained: where the weights are: "embedded" (mini_vit only), "hub" or True (timm's), "random",
+            False or None, or a file (.safetensors, .pth, .npz).
+        image_size: pixels; None: the backbone's own. Position embeddings are resampled to it.
+
+    Raises:
+        ValueError: unknown backbone, or weights that do not fit it.
+        FileNotFoundError: no such file, or no weights to be had from the hub; the message says what to do.
+    """
+    source = source_of(pretrained)
+    if name == MINI_VIT:
+        if image_size not in (None, 32):
+            raise ValueError(f"backbone mini_vit takes 32 px images, not image_size = {image_size}")
+        model = mini_vit()
+        if source != "random":
+            load_weights(model, MINI_VIT_WEIGHTS if source in ("embedded", "hub") else paths.resolve(source), name)
+        return model
+    if source == "embedded":
+        raise ValueError(
+            f"pretrained = 'embedded' is only for the backbone 'mini_vit'; for {name!r} give 'hub', 'random' or a file"
+        )
+    if not timm.is_model(name.split(".")[0]):
+        near = difflib.get_close_matches(name, [MINI_VIT, *timm.list_models("vit*"), *timm.list_models("deit*")], 4)
+        raise ValueError(f"unknown backbone {name!r}; near: {', '.join(near) or 'none'}; known: mini_vit and timm's models")
+    size = {} if image_size is None or not _is_vit(name) else {"img_size": image_size}
+    pool = {} if _is_vit(name) else {"global_pool": "avgmax"}  # Table 10's CNN rows: average + max pooling
+    if source != "hub":
+        model = timm.create_model(name, pretrained=False, num_classes=0, **size, **pool)
+        if source != "random":
+            load_weights(model, paths.resolve(source), name)
+        return model
+    try:
+        return timm.create_model(name, pretrained=True, num_classes=0, **size, **pool)
+    except Exception as error:  # the hub's client raises its own and the network's errors
+        raise FileNotFoundError(
+            f"no weights for {name!r} from timm's hub ({type(error).__name__}: {error}). On a machine with a network: "
+            f"python -c \"import timm; timm.create_model('{name}', pretrained=True)\" keeps them in its hub cache "
+            "(copy the cache, or save model.state_dict() to a .safetensors file), then pretrained = <that file>"
+        ) from error
+
+
+def source_of(pretrained: str | bool | Path | None) -> str:
+    """The word for `pretrained`: True is "hub", False and None are "random"."""
+    return {True: "hub", False: "random", None: "random"}.get(pretrained) or str(pretrained)
+
+
+def _is_vit(name: str) -> bool:
+    return name == MINI_VIT or timm.models.model_entrypoint(name.split(".")[0]).__module__.endswith(
+        ("vision_transformer", "deit")
+    )
+
+
+def load_weights(model: nn.Module, file: Path, name: str) -> None:
+    """Load `file` into `model`, ignoring a classifier, resampling position embeddings, refusing any other misfit."""
+    if not file.is_file():
+        raise FileNotFoundError(f"no weights at {file}; pretrained = a file, absolute or relative to the project, or 'hub'")
+    fill = getattr(timm.models.vision_transformer, "checkpoint_filter_fn")
+    try:
+        if file.suffix == ".npz":
+            model.load_pretrained(str(file))
+            return
+        state = timm.models.load_state_dict(str(file), weights_only=True)
+        state = fill(state, model) if isinstance(model, VisionTransformer) else state
+    except Exception as error:
+        raise ValueError(f"{file} cannot be read as weights of {name!r}: {error}") from error
+    state = {key: value.float() for key, value in state.items() if key.split(".")[0] not in ("head", "head_dist", "fc")}
+    own = model.state_dict()
+    wrong = [k for k in own if k in state and own[k].shape != state[k].shape]
+    missing, unknown = [k for k in own if k not in state], [k for k in state if k not in own]
+    if wrong or missing or unknown:
+        example = f"{wrong[0]} is {tuple(state[wrong[0]].shape)}, should be {tuple(own[wrong[0]].shape)}; " if wrong else ""
+        raise ValueError(
+            f"{file} does not fit backbone {name!r}: {example}{len(wrong)} tensors of another shape, {len(missing)} missing, "
+            f"{len(unknown)} unknown; name the backbone the weights were made for"
+        )
+    model.load_state_dict(state)
+
+
+def weights_digest(name: str, pretrained: str | bool | Path | None) -> str:
+    """What the weights are, without loading them: the SHA-256 of a file, or the hub's name for them."""
+    source = source_of(pretrained)
+    if source == "random":
+        return "random"
+    if source == "hub" and name != MINI_VIT:
+        return f"hub:{timm.get_pretrained_cfg(name).hf_hub_id or name}:{name}" if timm.is_model(name.split(".")[0]) else name
+    file = MINI_VIT_WEIGHTS if source in ("embedded", "hub") else paths.resolve(source)
+    if not file.is_file():
+        raise FileNotFoundError(f"no weights at {file}; pretrained = a file, absolute or relative to the project, or 'hub'")
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def state_digest(model: nn.Module) -> str:
+    """SHA-256 of every parameter and buffer: two backbones with equal digests are the same."""
+    sha = hashlib.sha256()
+    for key, value in sorted(model.state_dict().items()):
+        sha.update(key.encode())
+        sha.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()
+
+
+def normalisation(model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation (RGB, of images in 0..1) of the backbone's own pretraining."""
+    config = getattr(model, "pretrained_cfg", None) or {}
+    half = (0.5, 0.5, 0.5)
+    return tuple(config.get("mean", half)), tuple(config.get("std", half))
