@@ -1,0 +1,306 @@
+"""The study's figures, each a function from tables and pictures to a matplotlib Figure.
+
+Accuracies come as the tidy table the notebooks write: a row per (row, dataset, metric) with `value`, `low` and
+`high` as fractions, where `row` names the method and `dataset` may be "unified" or "harmonic".  A figure is
+closed for pyplot when it is returned: a notebook shows it once, as the value of its cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogFormatter
+from PIL import Image, ImageOps
+
+from . import paths
+from .data import Benchmark
+
+COLOURS = sns.color_palette("colorblind", 10).as_hex()
+MARKERS = "osD^vPX<>"  # 9 and 10: no pair of colour and marker returns before the 90th method
+TRUE, FALSE = "#009e73", "#d55e00"  # green and red that a colour-blind reader tells apart (Okabe and Ito)
+INK, FAINT = "#222222", "#dddddd"
+STYLE = {
+    "figure.constrained_layout.use": True,
+    "figure.facecolor": "white",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": "#888888",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.6,
+}
+DPI = 150
+THUMBNAIL = 96  # pixels
+OVERALL = ("unified", "harmonic")
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Write `figure` as PNG by write-then-rename, the same bytes for the same figure; returns the path."""
+    path = Path(path)
+    with paths.written_whole(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=DPI, metadata={"Software": None})
+    return path
+
+
+@plt.rc_context(STYLE)
+def contact_sheet(benchmark: Benchmark, per_dataset: int = 12, seed: int = 0) -> Figure:
+    """A row of `per_dataset` pictures per dataset, two by two of one class, with the numbers of classes and images.
+
+    A class of one image takes one place, and a dataset with too few classes a shorter row.
+    """
+    rng = np.random.default_rng(seed)
+    names = benchmark.datasets
+    figure, axes = _figure(len(names), 1, (9.5, 0.25 + 0.85 * len(names)), squeeze=False)
+    for axis, name in zip(axes[:, 0], names, strict=True):
+        images = benchmark.images[benchmark.images["dataset"] == name]
+        classes = rng.permutation(images["label"].unique())[: (per_dataset + 1) // 2]
+        left, shown = 0.0, 0
+        for label in classes:
+            rows = images[images["label"] == label]
+            for row in rng.permutation(len(rows))[: min(2, per_dataset - shown)]:
+                axis.imshow(_thumbnail(benchmark, rows.iloc[row]), extent=(left, left + 1, 0, 1))
+                left, shown = left + 1.03, shown + 1
+            left += 0.12
+        axis.set(xlim=(0, 1.03 * per_dataset + 0.12 * ((per_dataset + 1) // 2)), ylim=(0, 1))
+        axis.axis("off")
+        count = f"{name}\n{images['label'].nunique():,} classes\n{len(images):,} images"
+        axis.text(-0.15, 0.5, count, ha="right", va="center", linespacing=1.4)
+    figure.suptitle("The datasets: neighbouring pairs are of one class", fontsize=10)
+    return figure
+
+
+@plt.rc_context(STYLE)
+def class_sizes(benchmark: Benchmark) -> Figure:
+    """Images per class of each dataset, largest class first, for training and test (Fig. 5)."""
+    figure, axes = _figure(1, 2, (9.5, 3.6), sharey=True)
+    for axis, part, title in zip(axes, (benchmark.train, benchmark.test), ("Training", "Test"), strict=True):
+        for number, name in enumerate(benchmark.datasets):
+            sizes = part[part["dataset"] == name]["label"].value_counts().to_numpy()
+            rank = np.arange(1, len(sizes) + 1)
+            colour, marker = _look(number)
+            label = f"{name}: {len(sizes):,} classes, {sizes.sum():,} images"
+            axis.plot(rank, sizes, color=colour, marker=marker, markevery=[-1], markersize=5, label=label)
+        axis.set(xscale="log", yscale="log", xlabel="class, by size", title=title)
+        _plain_log(axis.xaxis)
+        _plain_log(axis.yaxis)
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=7)
+    axes[0].set_ylabel("images of the class")
+    figure.suptitle("How unequal the datasets are: each line ends at the dataset's number of classes", fontsize=10)
+    return figure
+
+
+@plt.rc_context(STYLE)
+def retrieval_grid(
+    benchmark: Benchmark,
+    query_rows: np.ndarray | list[int],
+    neighbour_rows: np.ndarray | Mapping[str, np.ndarray],
+) -> Figure:
+    """Queries at the left, their nearest images beside them, true matches green and false ones red (Fig. 9).
+
+    Args:
+        query_rows: positions in `benchmark.test`.
+        neighbour_rows: (len(query_rows), k) positions in `benchmark.test`, as `evaluation.neighbours` returns
+            them; or several such arrays by method name, whose rows are stacked under each query.
+    """
+    methods = neighbour_rows if isinstance(neighbour_rows, Mapping) else {"": neighbour_rows}
+    methods = {name: np.asarray(rows) for name, rows in methods.items()}
+    images = benchmark.test
+    for name, rows in methods.items():
+        if rows.ndim != 2 or len(rows) != len(query_rows):
+            raise ValueError(
+                f"neighbour_rows {name!r} has shape {rows.shape}; it needs ({len(query_rows)}, k)"
+            )
+    k = max(rows.shape[1] for rows in methods.values())
+    tall = len(query_rows) * (len(methods) * 1.08 + 0.12)
+    figure, axis = _figure(1, 1, (9.5, 0.4 + tall * 8 / (k + 3.5)))
+    top = 0.0
+    for number, row in enumerate(query_rows):
+        query = images.iloc[row]
+        lead = top + (len(methods) - 1) * 1.08 / 2
+        _picture(axis, benchmark, query, 0, lead, INK)
+        axis.text(-0.15, lead + 0.5, f"{query['dataset']}\n{_short(str(query['class_name']))}", ha="right", va="center")
+        for name, rows in methods.items():
+            for place, other in enumerate(rows[number]):
+                match = images.iloc[other]
+                same = match["dataset"] == query["dataset"] and match["label"] == query["label"]
+                _picture(axis, benchmark, match, 1.35 + 1.08 * place, top, TRUE if same else FALSE, dashed=not same)
+            axis.text(1.4 + 1.08 * k, top + 0.5, name, ha="left", va="center")
+            top += 1.08
+        top += 0.12
+    right = 1.4 + 1.08 * k + (1.6 if any(methods) else 0)
+    axis.set(xlim=(-1.9, right), ylim=(top, -0.1), aspect="equal")
+    axis.axis("off")
+    axis.set_title(f"Query (left) and its {k} nearest: same class green, another class red and dashed")
+    return figure
+
+
+@plt.rc_context(STYLE)
+def accuracy_bars(table: pd.DataFrame, metric: str = "R@1") -> Figure:
+    """`metric` of each method (tidy `table`) on each dataset, unified and harmonic, with 95 % intervals (Table 2)."""
+    table = _of_metric(table, metric)
+    methods, names = list(dict.fromkeys(table["row"])), list(dict.fromkeys(table["dataset"]))
+    names = [name for name in names if name not in OVERALL] + [name for name in OVERALL if name in names]
+    figure, axis = _figure(1, 1, (9.5, 3.8))
+    for place, name in enumerate(names):
+        if name in OVERALL:
+            axis.axvspan(place - 0.5, place + 0.5, color="#f2f2f2", zorder=0)
+    for number, method in enumerate(methods):
+        rows = table[table["row"] == method].set_index("dataset").reindex(names)
+        offset = (number - (len(methods) - 1) / 2) * 0.8 / len(methods)
+        _dots(axis, np.arange(len(names)) + offset, rows, number, method)
+    axis.set(xticks=range(len(names)), xticklabels=names, xlim=(-0.5, len(names) - 0.5), ylabel=f"{metric} (%)")
+    axis.grid(axis="x", visible=False)
+    axis.set_title(f"{metric} on each dataset and overall; bars are 95 % intervals")
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=min(6, len(methods)))
+    return figure
+
+
+@plt.rc_context(STYLE)
+def accuracy_against_parameters(table: pd.DataFrame, trainable: Mapping[str, int], metric: str = "R@1") -> Figure:
+    """Harmonic and unified `metric` (tidy `table`) against each method's number of trainable parameters (Fig. 2).
+
+    `trainable` is a dict or a Series by method.
+    """
+    table = _of_metric(table, metric)
+    methods = list(dict.fromkeys(table["row"]))
+    missing = [method for method in methods if method not in trainable]
+    if missing:
+        raise ValueError(f"trainable lacks the number of parameters of {', '.join(map(repr, missing))}")
+    figure, axes = _figure(1, 2, (9.5, 3.6))
+    for axis, name in zip(axes, ("harmonic", "unified"), strict=True):
+        for number, method in enumerate(methods):
+            rows = table[(table["row"] == method) & (table["dataset"] == name)]
+            _dots(axis, np.full(len(rows), trainable[method] / 1e6), rows, number, method)
+        axis.set(xscale="log", xlabel="trainable parameters (millions)", ylabel=f"{metric} (%)", title=name)
+        _plain_log(axis.xaxis)
+        axis.margins(0.12)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(methods)))
+    figure.suptitle(f"{metric} against what is trained: up and to the left is better", fontsize=10)
+    return figure
+
+
+@plt.rc_context(STYLE)
+def embedding_map(points: np.ndarray, images: pd.DataFrame, title: str = "t-SNE of the embedding space") -> Figure:
+    """A map (n, 2) of the rows of `images`, coloured by dataset and by class (Fig. 10)."""
+    points = np.asarray(points)
+    if points.shape != (len(images), 2):
+        raise ValueError(f"points have shape {points.shape}, the table {len(images)} images: they must be (n, 2)")
+    figure, (by_dataset, by_class) = _figure(1, 2, (9.5, 4.9))
+    names = list(dict.fromkeys(images["dataset"]))
+    dataset, size = images["dataset"].to_numpy(), float(np.clip(12000 / len(images), 1.5, 14))
+    for number, name in enumerate(names):
+        mine = dataset == name
+        colour, marker = _look(number)
+        by_dataset.scatter(*points[mine].T, s=size, color=colour, marker=marker, linewidths=0, label=name)
+    codes = pd.factorize(images["label"])[0]
+    hues = np.asarray(sns.husl_palette(32, l=0.55))[codes * 13 % 32]  # classes that follow each other differ
+    by_class.scatter(*points.T, s=size, c=hues, linewidths=0)
+    for axis, what in ((by_dataset, "by dataset"), (by_class, f"by class ({codes.max() + 1:,}; hues repeat)")):
+        axis.set(xticks=[], yticks=[], title=what)
+    handles, labels = by_dataset.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(names), markerscale=6 / size**0.5)
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+@plt.rc_context(STYLE)
+def training_curves(logs: Mapping[str, pd.DataFrame]) -> Figure:
+    """Loss per epoch of each run; `logs` are by name, with columns `epoch` and `loss`."""
+    figure, axis = _figure(1, 1, (7, 3.4))
+    for number, (name, log) in enumerate(logs.items()):
+        colour, marker = _look(number)
+        every = max(1, len(log) // 8)
+        axis.plot(log["epoch"], log["loss"], color=colour, marker=marker, markevery=every, markersize=4, label=name)
+    axis.set(xlabel="epoch", ylabel="training loss, mean of the epoch", title="Training loss of each run")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+@plt.rc_context(STYLE)
+def prompt_heatmap(similarities: pd.DataFrame) -> Figure:
+    """Mean cosine of the queries of each dataset (rows) with each prompt's key (columns) (Fig. 4, Eq. 8)."""
+    rows, columns = similarities.shape
+    figure, axis = _figure(1, 1, (max(4.5, 1.8 + 0.38 * columns), 1.2 + 0.33 * rows))
+    axis.grid(visible=False)
+    bar = {"label": "mean cosine", "pad": 0.02}
+    sns.heatmap(similarities, ax=axis, cmap="viridis", linewidths=0.4, linecolor="white", cbar_kws=bar)
+    axis.set(xlabel="prompt", ylabel="", title="How much each dataset draws on each prompt")
+    axis.tick_params(axis="both", length=0, rotation=0)
+    return figure
+
+
+def _figure(rows: int, columns: int, size: tuple[float, float], **subplots) -> tuple[Figure, np.ndarray]:
+    figure, axes = plt.subplots(rows, columns, figsize=size, **subplots)
+    plt.close(figure)  # else a notebook shows it twice
+    return figure, axes
+
+
+def _look(number: int) -> tuple[str, str]:
+    return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+
+
+def _of_metric(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The rows of `metric` in a tidy table, one per method and dataset."""
+    missing = {"row", "dataset", "metric", "value", "low", "high"} - set(table)
+    if missing:
+        raise ValueError(f"the table of accuracies lacks {', '.join(sorted(missing))}")
+    chosen = table[table["metric"] == metric]
+    if chosen.empty:
+        raise ValueError(f"no row of metric {metric!r}; known: {', '.join(dict.fromkeys(table['metric']))}")
+    twice = chosen[chosen.duplicated(["row", "dataset"])]
+    if len(twice):
+        at = twice.iloc[0]
+        raise ValueError(f"{metric} of {at['row']!r} on {at['dataset']!r} stands twice: average the seeds first")
+    return chosen
+
+
+def _dots(axis, x: np.ndarray, rows: pd.DataFrame, number: int, label: str) -> None:
+    """Percentages with their intervals; a missing interval is not drawn."""
+    value = 100 * rows["value"].to_numpy(float)
+    spread = 100 * np.stack([rows["value"] - rows["low"], rows["high"] - rows["value"]]).astype(float)
+    colour, marker = _look(number)
+    axis.errorbar(x, value, np.maximum(spread, 0), fmt=marker, color=colour, markersize=5, elinewidth=1.2, label=label)
+
+
+def _plain_log(axis) -> None:
+    """Tick labels of a logarithmic axis as 0.1, 1, 10, 1,000."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+    axis.set_minor_formatter(LogFormatter())  # labels those between the powers of ten where there is room
+
+
+def _short(text: str, length: int = 16) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _thumbnail(benchmark: Benchmark, image: pd.Series) -> np.ndarray:
+    """(THUMBNAIL, THUMBNAIL, 3) uint8, the centre of a row of the table; small pixels stay square."""
+    if benchmark.pixels is not None:
+        picture = Image.fromarray(benchmark.pixels[int(image["path"])])
+    else:
+        with Image.open(benchmark.root / image["path"]) as file:
+            picture = file.convert("RGB")
+    whole = picture.width == picture.height and THUMBNAIL % picture.width == 0
+    resampling = Image.Resampling.NEAREST if whole else Image.Resampling.BICUBIC
+    return np.asarray(ImageOps.fit(picture, (THUMBNAIL, THUMBNAIL), resampling))
+
+
+def _picture(axis, benchmark: Benchmark, image: pd.Series, left: float, top: float, edge: str, dashed=False) -> None:
+    axis.imshow(_thumbnail(benchmark, image), extent=(left, left + 1, top + 1, top))
+    line = (0, (2, 1)) if dashed else "solid"
+    axis.add_patch(Rectangle((left, top), 1, 1, fill=False, edgecolor=edge, linewidth=2.5, linestyle=line))
