@@ -1,0 +1,71 @@
+"""Pairwise cross-entropy in the Poincare ball (Ermolov et al., CVPR 2022)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .base import check_choice, log_sum_exp, sqrt_or_zero, unit
+from .pair import PairLoss
+
+
+class Hyp(PairLoss):
+    """Mean over pairs (a, p) of -log exp(-d_ap / t) / (exp(-d_ap / t) + sum_n exp(-d_an / t)), d the Poincare distance.
+
+    It takes the model's output before normalisation; evaluate with `distance(project(x), project(y))`.  With two
+    samples per class this is its authors' loss (who sum the two orders); with more, they compare two samples of each
+    class at a time, which depends on the order of the batch.
+
+    Args:
+        c: curvature of the ball of radius 1 / sqrt(c); 0 is the sphere, with d = 1 - cosine.
+        temperature: t.
+        clip: the output's greatest length.
+        variant: "paper", or "code" as PUMA's authors released it: a class of K samples has weight 1 / K^2 per pair
+            instead of 1 / (K (K - 1)).
+    """
+
+    normalised_input = False
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        c: float = 0.1,
+        temperature: float = 0.2,
+        clip: float = 2.3,
+        variant: str = "paper",
+    ):
+        super().__init__(num_classes, dim)
+        check_choice("variant", variant, ("paper", "code"))
+        self.c, self.temperature, self.clip, self.variant = c, temperature, clip, variant
+
+    def project(self, x: Tensor) -> Tensor:
+        """Clip (N, D) outputs to length `clip` and map them into the ball by the exponential map at 0."""
+        if self.c == 0:
+            return unit(x)
+        x = x / (x.detach().abs().amax(1, keepdim=True) / self.clip).clamp_min(1)  # no overflow; is clipped anyway
+        length = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(1e-5)
+        x = x * (self.clip / length).clamp_max(1)
+        scaled = math.sqrt(self.c) * length.clamp_max(self.clip)
+        return x * (scaled.tanh().clamp_max(1 - 1e-3) / scaled)  # 1e-3 off the border, as its authors
+
+    def distance(self, a: Tensor, b: Tensor) -> Tensor:
+        """Distances (N, M) of projected a (N, D), b (M, D): 2 artanh(sqrt(c) |-a + b|) / sqrt(c), + after Moebius."""
+        product = a @ b.T
+        if self.c == 0:
+            return 1 - product
+        aa, bb = a.square().sum(1)[:, None], b.square().sum(1)
+        squared = self.c * (aa + bb - 2 * product) / (1 - 2 * self.c * product + self.c**2 * aa * bb)
+        return 2 / math.sqrt(self.c) * sqrt_or_zero(squared).clamp_max(1 - 1e-5).atanh()
+
+    def pairs(self, a, b, positive, negative):
+        z = -self.distance(a, b) / self.temperature
+        loss = F.softplus(log_sum_exp(z, negative) - z).masked_fill(~(positive & negative.any(1, keepdim=True)), 0)
+        if self.variant == "paper":
+            return loss.sum() / positive.sum().clamp_min(1)
+        size = positive.sum(1) + 1
+        classes = (positive.any(1) / size).sum()  # each class of K samples counts K times 1 / K
+        return (loss.sum(1) / size.square()).sum() / classes.clamp_min(1)
