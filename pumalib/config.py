@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 
 import yaml
 
@@ -30,6 +29,8 @@ class Data:
     crop_scale: tuple[float, float] = (0.2, 1.0)  # area share of the training crop (authors' code)
     resize: str = "both"  # at test: resize "both" sides to 256/224 of image_size (paper) or the "shorter" (code), then crop
     flip: bool = True  # random horizontal flip in training (Appendix A)
+    packed: bool = False  # read images from their packed copy (python -m pumalib data prepare)
+    holdout: bool = False  # train and test on two halves of the training classes: to choose settings, never for results
     drop_unreadable: bool = False  # leave unreadable images out, with a warning, instead of stopping
 
 
@@ -131,7 +132,9 @@ class Training:
     workers: int = 0  # processes that decode images
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1", ...
     checkpoint_seconds: float = 120.0  # seconds between two checkpoints within an epoch
-    NOT_IDENTITY = ("micro_batch", "workers", "device", "checkpoint_seconds")
+    compile: bool = False  # torch.compile the network: the first steps take minutes, later ones less on a GPU
+    recompute: bool = False  # recompute a transformer block's activations in the backward pass: less memory, a third slower
+    NOT_IDENTITY = ("micro_batch", "workers", "device", "checkpoint_seconds", "compile", "recompute")
 
     def __post_init__(self):
         for key in ("epochs", "batch_size", "images_per_class", "step_epochs"):

@@ -21,11 +21,11 @@ import pandas as pd
 import timm
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from . import config, data, evaluation, losses, models, paths
 from .config import Run
-from .data import Benchmark, loading
+from .data import Benchmark, decoding, loading, packing, sampling
 from .models import EmbeddingModel
 
 KS = (1, 2, 4, 8, 10, 20, 100)  # the k of every R@k the paper prints, and 8
@@ -62,6 +62,9 @@ def train(run: Run, folder: Path) -> Path:
                          image_size=run.data.image_size, normalise=loss.normalised_input)  # fmt: skip
     environment = describe(run, model, benchmark, device)
     model, loss = model.to(device).train(), loss.to(device).train()
+    model.recompute = run.training.recompute
+    if run.training.compile:
+        model.compile()
     _write(folder / "run.json", run.to_json())
     _write(folder / "environment.json", json.dumps(environment, indent=2))
 
@@ -75,7 +78,7 @@ def train(run: Run, folder: Path) -> Path:
 
     embeddings = embed(model, benchmark, benchmark.test, run.data, device=device)
     table = evaluation.evaluate(
-        embeddings, benchmark.test, KS, distance=getattr(loss, "distance", "cosine"), device=device
+        embeddings, benchmark.test, KS, distance=loss.metric, device=device
     )
     models.save(model, run, folder)
     trainable, total = models.count_parameters(model)
@@ -270,28 +273,35 @@ def plan_epoch(labels: np.ndarray, batches: str, run: Run, epoch: int) -> list[n
     """Positions of the images of each batch: random for proxy losses, P classes x K images for pair losses."""
     size, per_class = run.training.batch_size, run.training.images_per_class
     if batches == "classes":
-        return loading.class_batches(labels, max(2, size // per_class), per_class, run.seed, epoch)
-    return loading.random_batches(len(labels), size, run.seed, epoch)
+        return sampling.class_batches(labels, max(2, size // per_class), per_class, run.seed, epoch)
+    return sampling.random_batches(len(labels), size, run.seed, epoch)
 
 
 def embed(model: EmbeddingModel, benchmark: Benchmark, rows: pd.DataFrame, settings: config.Data, *,
-          device: torch.device | str = "cpu", batch_size: int = 256) -> np.ndarray:  # fmt: skip
-    """Embeddings (n, dim) float32 of some rows of a benchmark, by the test transform."""
+          device: torch.device | str = "cpu", batch_size: int = 256, prompt_weights: bool = False):  # fmt: skip
+    """Embeddings (n, dim) float32 of some rows of a benchmark, by the test transform.
+
+    With `prompt_weights`, of a model with a prompt pool: embeddings and the weights (n, M) of its prompts.
+    """
     mean, std = models.backbones.normalisation(model.backbone)
     batches = loading.batches(
-        benchmark, rows, loading.ordered_batches(len(rows), batch_size), train=False, size=settings.image_size,
+        benchmark, rows, sampling.ordered_batches(len(rows), batch_size), train=False, size=settings.image_size,
         mean=mean, std=std, resize=settings.resize, device=device,
     )  # fmt: skip
     model = model.eval()
     with torch.inference_mode():
-        return np.concatenate([model(images).float().cpu().numpy() for images, _, _ in batches])
+        outputs = [model(images, prompt_weights=True) for images, _, _ in batches]
+    embeddings, weights = (part if part[0] is None else torch.cat(part).float().cpu().numpy() for part in zip(*outputs))
+    return (embeddings, weights) if prompt_weights else embeddings
 
 
 def load_data(settings: config.Data) -> Benchmark:
     """The benchmark a run asks for."""
     root = None if settings.root is None else paths.resolve(settings.root)
     benchmark = data.load(settings.benchmark, root, settings.datasets)
-    return loading.drop_unreadable(benchmark) if settings.drop_unreadable else benchmark
+    benchmark = packing.use(benchmark) if settings.packed else benchmark
+    benchmark = decoding.drop_unreadable(benchmark) if settings.drop_unreadable else benchmark
+    return benchmark.holdout() if settings.holdout else benchmark
 
 
 def choose_device(name: str) -> torch.device:
@@ -313,7 +323,7 @@ def describe(run: Run, model: EmbeddingModel, benchmark: Benchmark, device: torc
         python=platform.python_version(), torch=torch.__version__, timm=timm.__version__, numpy=np.__version__,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads",
         precision=str(precision(run, device)).removeprefix("torch."), revision=git.stdout.strip() or None,
-        data=benchmark.digest(), weights=models.backbones.state_digest(model.backbone),
+        data=benchmark.digest(), form=benchmark.form, weights=models.backbones.state_digest(model.backbone),
     )  # fmt: skip
 
 

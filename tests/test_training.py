@@ -222,3 +222,19 @@ def test_written_whole_leaves_nothing_half_written(tmp_path):
             temporary.write_text("tw")
             raise RuntimeError
     assert file.read_text() == "one" and list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("loss", ["hyp", "npair", "xbm", "triplet"])
+def test_losses_on_raw_outputs_or_pairs_train_and_are_evaluated_by_their_own_metric(loss, tmp_path):
+    run = replace(RUN, loss=loss, training=replace(RECIPE, epochs=1), method=config.METHODS["linear"])
+    folder = training.train(run, tmp_path)
+    table = json.loads((folder / "metrics.json").read_text())["table"]
+    assert all(0 < row["R@1"] <= 1 for row in table)
+
+
+def test_hyp_retrieves_by_poincare_distance():
+    loss = losses.make("hyp", 3, 2)
+    near_origin, far, other = torch.tensor([[0.2, 0.0], [2.0, 0.0], [0.2, 0.3]]).double()
+    distances = loss.metric(near_origin[None], torch.stack([far, other]))[0]
+    assert distances[1] < distances[0]  # a cosine would say otherwise: `far` has the same direction
+    torch.testing.assert_close(distances, loss.distance(loss.project(near_origin[None]), loss.project(torch.stack([far, other])))[0])

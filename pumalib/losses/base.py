@@ -20,10 +20,13 @@ class Loss(nn.Module):
         batches: the batches it wants: "random", or "classes" (some classes, several images of each).
         normalised_input: False where the definition needs the model's output before L2 normalisation;
             all other losses normalise their input themselves.
+        metric: how embeddings trained with it are compared: "cosine", or a function of (q, D) and (g, D) outputs
+            that returns (q, g) distances.
     """
 
     batches = "random"
     normalised_input = True
+    metric = "cosine"
 
     def __init__(self, num_classes: int, dim: int):
         super().__init__()

@@ -15,7 +15,7 @@ from .pair import PairLoss
 class Hyp(PairLoss):
     """Mean over pairs (a, p) of -log exp(-d_ap / t) / (exp(-d_ap / t) + sum_n exp(-d_an / t)), d the Poincare distance.
 
-    It takes the model's output before normalisation; evaluate with `distance(project(x), project(y))`.  With two
+    It takes the model's output before normalisation; evaluate with `metric`.  With two
     samples per class this is its authors' loss (who sum the two orders); with more, they compare two samples of each
     class at a time, which depends on the order of the batch.
 
@@ -60,6 +60,10 @@ class Hyp(PairLoss):
         aa, bb = a.square().sum(1)[:, None], b.square().sum(1)
         squared = self.c * (aa + bb - 2 * product) / (1 - 2 * self.c * product + self.c**2 * aa * bb)
         return 2 / math.sqrt(self.c) * sqrt_or_zero(squared).clamp_max(1 - 1e-5).atanh()
+
+    def metric(self, a: Tensor, b: Tensor) -> Tensor:
+        """Distances (N, M) of the model's outputs a (N, D), b (M, D): how they are retrieved."""
+        return self.distance(self.project(a), self.project(b))
 
     def pairs(self, a, b, positive, negative):
         z = -self.distance(a, b) / self.temperature

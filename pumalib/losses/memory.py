@@ -27,7 +27,7 @@ class XBM(Loss):
         if not isinstance(loss, PairLoss) or type(loss).pairs is PairLoss.pairs:
             raise ValueError(f"xbm cannot hold {type(loss).__name__}: it needs a loss of anchors against others")
         self.loss, self.size, self.warmup = loss, size, warmup
-        self.normalised_input = loss.normalised_input
+        self.normalised_input, self.metric = loss.normalised_input, loss.metric
         self.register_buffer("memory", torch.zeros(size, loss.dim))
         self.register_buffer("memory_labels", torch.full((size,), -1))  # -1: still empty
         self.register_buffer("position", torch.zeros((), dtype=torch.long))  # where the next one goes

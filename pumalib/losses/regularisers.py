@@ -27,7 +27,7 @@ class Language(Loss):
                 f"got {tuple(similarity.shape)}"
             )
         self.loss, self.weight = loss, weight
-        self.batches, self.normalised_input = loss.batches, loss.normalised_input
+        self.batches, self.normalised_input, self.metric = loss.batches, loss.normalised_input, loss.metric
         self.register_buffer("similarity", similarity, persistent=False)
 
     @property
