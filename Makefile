@@ -7,6 +7,7 @@ quickstart: .venv/installed  ## train and compare three models on the embedded b
 	@mkdir -p results/$(PROFILE)
 	$(BIN)/papermill notebooks/00_quickstart.ipynb results/$(PROFILE)/00_quickstart.ipynb -p profile $(PROFILE) \
 		-k python3 --cwd notebooks --log-output --no-progress-bar
+	@echo "executed notebook: results/$(PROFILE)/00_quickstart.ipynb"
 
 test: .venv/installed  ## every test, and every notebook at its smoke setting
 	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 600 tests notebooks
