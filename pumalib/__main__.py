@@ -1,4 +1,4 @@
-"""The command line, a thin face over the modules: `python -m pumalib data|bench ...`."""
+"""The command line, a thin face over the modules: `python -m pumalib data|bench|parameters ...`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import sys
 import warnings
 
-from . import data, paths
+from . import counts, data, paths
 from .data import fetch, packing
 
 
@@ -21,6 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     bench = commands.add_parser("bench", help="measure speed against references, side by side in one process")
     bench.add_argument("what", choices=BENCHES)
+    commands.add_parser("parameters", help="count the parameters of every row of the paper: results/parameters.csv")
     arguments = commands.add_parser("data", help="the paper's eight datasets: status, download, prepare, verify")
     arguments.add_argument("action", choices=list(ACTIONS), help="; ".join(f"{k}: {v.__doc__}" for k, v in ACTIONS.items()))
     arguments.add_argument("datasets", nargs="*", help="names; none: all")
@@ -33,6 +34,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments.add_argument("--workers", type=int, default=2, help="prepare: processes")
     chosen = parser.parse_args(argv)
     try:
+        if chosen.command == "parameters":
+            print(counts.write())
+            return 0
         return ACTIONS[chosen.action](chosen)
     except (ValueError, OSError) as error:  # both name the file or field and the remedy
         print(f"error: {error}", file=sys.stderr)

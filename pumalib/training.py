@@ -318,11 +318,15 @@ def precision(run: Run, device: torch.device) -> torch.dtype:
 
 def describe(run: Run, model: EmbeddingModel, benchmark: Benchmark, device: torch.device) -> dict:
     """What a reader needs to repeat the run: versions, device, revision, and digests of data and weights."""
-    git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=paths.ROOT, capture_output=True, text=True)
+    try:
+        git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=paths.ROOT, capture_output=True, text=True)
+        revision = git.stdout.strip() or None
+    except OSError:  # no git on this machine
+        revision = None
     return dict(
         python=platform.python_version(), torch=torch.__version__, timm=timm.__version__, numpy=np.__version__,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads",
-        precision=str(precision(run, device)).removeprefix("torch."), revision=git.stdout.strip() or None,
+        precision=str(precision(run, device)).removeprefix("torch."), revision=revision,
         data=benchmark.digest(), form=benchmark.form, weights=models.backbones.state_digest(model.backbone),
     )  # fmt: skip
 

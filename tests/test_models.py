@@ -120,7 +120,7 @@ def test_lora_is_a_low_rank_change_of_two_products():
         torch.nn.init.normal_(up.weight)
     h, qkv = torch.randn(2, 5, 6), torch.randn(2, 5, 18)
     q, k, v = qkv.chunk(3, -1)
-    expected = torch.cat([q + 3 * lora.up[0](lora.down[0](h)), k + 3 * lora.up[1](lora.down[1](h)), v], -1)
+    expected = [q + 3 * lora.up[0](lora.down[0](h)), k + 3 * lora.up[1](lora.down[1](h)), v]
     torch.testing.assert_close(lora(h, qkv), expected)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import timm
 import torch
+from timm.models import vision_transformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -31,10 +32,10 @@ def create(name: str, pretrained: str | bool | Path | None = "hub", image_size: 
             since the default weights of a bare name have changed over timm's versions.
         pretrained: where the weights are: "embedded" (mini_vit only), "hub" or True (timm's), "random",
             False or None, or a file (.safetensors, .pth, .npz).
-        image_size: pixels; None: the backbone's own. Position embeddings are resampled to it.
+        image_size: pixels, a multiple of the patch; None: the backbone's own. Position embeddings are resampled to it.
 
     Raises:
-        ValueError: unknown backbone, or weights that do not fit it.
+        ValueError: unknown backbone, a size its patches do not tile, or weights that do not fit it.
         FileNotFoundError: no such file, or no weights to be had from the hub; the message says what to do.
     """
     source = source_of(pretrained)
@@ -55,18 +56,28 @@ def create(name: str, pretrained: str | bool | Path | None = "hub", image_size: 
     size = {} if image_size is None or not _is_vit(name) else {"img_size": image_size}
     pool = {} if _is_vit(name) else {"global_pool": "avgmax"}  # Table 10's CNN rows: average + max pooling
     if source != "hub":
-        model = timm.create_model(name, pretrained=False, num_classes=0, **size, **pool)
+        model = _divisible(timm.create_model(name, pretrained=False, num_classes=0, **size, **pool), name, image_size)
         if source != "random":
             load_weights(model, paths.resolve(source), name)
         return model
     try:
-        return timm.create_model(name, pretrained=True, num_classes=0, **size, **pool)
+        model = timm.create_model(name, pretrained=True, num_classes=0, **size, **pool)
     except Exception as error:  # the hub's client raises its own and the network's errors
         raise FileNotFoundError(
             f"no weights for {name!r} from timm's hub ({type(error).__name__}: {error}). On a machine with a network: "
             f"python -c \"import timm; timm.create_model('{name}', pretrained=True)\" keeps them in its hub cache "
             "(copy the cache, or save model.state_dict() to a .safetensors file), then pretrained = <that file>"
         ) from error
+    return _divisible(model, name, image_size)
+
+
+def _divisible(model: nn.Module, name: str, image_size: int | None) -> nn.Module:
+    """`model`, unless its patches leave out the image's right and lower edge."""
+    patch = model.patch_embed.patch_size[0] if isinstance(model, VisionTransformer) else 1
+    if image_size is not None and image_size % patch:
+        near = f"{image_size // patch * patch} or {-(-image_size // patch) * patch}"
+        raise ValueError(f"backbone {name!r} cuts images into patches of {patch} px: image_size = {image_size} is no multiple; {near} is")
+    return model
 
 
 def source_of(pretrained: str | bool | Path | None) -> str:
@@ -84,13 +95,15 @@ def load_weights(model: nn.Module, file: Path, name: str) -> None:
     """Load `file` into `model`, ignoring a classifier, resampling position embeddings, refusing any other misfit."""
     if not file.is_file():
         raise FileNotFoundError(f"no weights at {file}; pretrained = a file, absolute or relative to the project, or 'hub'")
-    fill = getattr(timm.models.vision_transformer, "checkpoint_filter_fn")
     try:
         if file.suffix == ".npz":
             model.load_pretrained(str(file))
             return
         state = timm.models.load_state_dict(str(file), weights_only=True)
-        state = fill(state, model) if isinstance(model, VisionTransformer) else state
+        if isinstance(model, VisionTransformer):  # names of OpenAI's CLIP, DINOv2, OpenCLIP, DeiT-III -> timm's
+            state = vision_transformer.checkpoint_filter_fn(state, model, adapt_layer_scale=True)
+        if not all(isinstance(value, torch.Tensor) for value in state.values()):
+            raise ValueError(f"it holds {', '.join(list(state)[:5])}, not one table of tensors; save the part that is the network")
     except Exception as error:
         raise ValueError(f"{file} cannot be read as weights of {name!r}: {error}") from error
     state = {key: value.float() for key, value in state.items() if key.split(".")[0] not in ("head", "head_dist", "fc")}

@@ -49,16 +49,17 @@ class LoRA(nn.Module):
             nn.init.kaiming_uniform_(down.weight, a=math.sqrt(5))
             nn.init.zeros_(up.weight)
 
-    def forward(self, h: Tensor, qkv: Tensor, gate: Tensor | None = None) -> Tensor:
-        """Normalised input (B, N, D) and frozen product (B, N, 3D) -> changed product (B, N, 3D).
+    def forward(self, h: Tensor, qkv: Tensor, gate: Tensor | None = None) -> list[Tensor]:
+        """Normalised input (B, N, D) and frozen product (B, N, 3D) -> changed queries, keys, values, each (B, N, D).
 
         `gate` is (B,) or (1,), drawn as for a stochastic adapter; None: always on.
         """
         parts = list(qkv.chunk(3, dim=-1))
-        factor = self.scale if gate is None else (self.scale * gate).view(-1, 1, 1).to(h.dtype)
         for target, down, up in zip(self.targets, self.down, self.up, strict=True):
-            parts[target] = parts[target] + up(down(h) * factor)
-        return torch.cat(parts, dim=-1)
+            hidden = down(h)  # (B, N, r)
+            hidden = hidden * (self.scale if gate is None else (self.scale * gate).view(-1, 1, 1).to(hidden.dtype))
+            parts[target] = parts[target] + up(hidden)
+        return parts
 
 
 def mlp3(width: int, dim: int, hidden: int = 2048) -> nn.Sequential:

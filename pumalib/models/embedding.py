@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .. import config
 from . import backbones
@@ -30,15 +32,18 @@ class EmbeddingModel(nn.Module):
     def __init__(self, backbone: nn.Module, method: config.Method, dim: int, normalise: bool = True):
         super().__init__()
         self.backbone, self.method, self.normalise = backbone, method, normalise
-        self.is_vit = all(hasattr(backbone, part) for part in ("patch_embed", "_pos_embed", "blocks", "norm_pre"))
+        self.is_vit = isinstance(backbone, VisionTransformer)
         needs_vit = method.prompts or method.adapter_rank or method.lora_rank
         if needs_vit and not self.is_vit:
             raise ValueError(
                 f"method {method.name!r} adds tokens or parallel branches to transformer blocks; "
                 f"{type(backbone).__name__} has none: use 'full', 'linear' or 'mlp3'"
             )
-        if needs_vit and not hasattr(backbone.blocks[0], "norm2"):
-            raise ValueError(f"method {method.name!r} needs blocks of the form x + f(norm(x)); {type(backbone).__name__} differs")
+        plain = self.is_vit and all(type(b) is Block and _is_plain(b.attn) for b in backbone.blocks)
+        if needs_vit and not plain:
+            raise ValueError(f"method {method.name!r} needs blocks of the form x + f(norm(x)); those of this {type(backbone).__name__} differ")
+        self.reads_class_token = plain and backbone.global_pool == "token" and backbone.attn_pool is None
+        self.recompute = False  # True: recompute a block's activations in the backward pass; same gradients, less memory
         backbone.requires_grad_(method.tune_backbone)
 
         width = backbone.num_features
@@ -127,41 +132,53 @@ class EmbeddingModel(nn.Module):
             length = prompt.shape[1]
             x = torch.cat([x[:, :prefix], prompt.to(x.dtype), x[:, prefix:]], dim=1)  # Eq. 10
         x = vit.norm_pre(x)
+        last = len(vit.blocks) - 1
         for layer, block in enumerate(vit.blocks):
             if layer and self.method.prompt_deep and length:
                 x = torch.cat([x[:, :prefix], self.prompt(len(images), layer).to(x.dtype), x[:, prefix + length :]], dim=1)
-            x = self._block(layer, block, x, gates)
+            # Pooling by class token reads nothing else of the last layer's output: compute nothing else.
+            rows = prefix if layer == last and self.reads_class_token else None
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(self._block, layer, block, x, gates, rows, use_reentrant=False)
+            else:
+                x = self._block(layer, block, x, gates, rows)
         x = vit.norm(x)
-        if length:  # the prompts have done their work: pooling sees class token and patches as ever
+        if length and not self.reads_class_token:  # the prompts have done their work: pooling sees the patches as ever
             x = torch.cat([x[:, :prefix], x[:, prefix + length :]], dim=1)
         return vit.forward_head(x, pre_logits=True), weights
 
-    def _block(self, layer: int, block: nn.Module, x: Tensor, gates: dict[str, Tensor]) -> Tensor:
-        """Eq. 3 with Eq. 5: each branch and its adapter read the same normalised input."""
+    def _block(self, layer: int, block: nn.Module, x: Tensor, gates: dict[str, Tensor], rows: int | None = None) -> Tensor:
+        """Eq. 3 with Eq. 5: each branch and its adapter read the same normalised input; only the first `rows` tokens leave."""
         adapters = self.adapters[layer] if self.adapters is not None and layer < len(self.adapters) else {}
-        if not adapters and self.lora is None:
+        lora = self.lora[layer] if self.lora is not None else None
+        if not adapters and lora is None and rows is None:
             return block(x)
 
         def adapted(branch: str, h: Tensor, out: Tensor) -> Tensor:
             if branch not in adapters:
                 return out
             gate = gates["adapter"][layer, BRANCHES.index(branch)] if "adapter" in gates else None
-            return out + adapters[branch](h, gate)
+            return adapters[branch].add_to(out, h, gate)
 
         h = block.norm1(x)
-        lora = (lambda qkv: self.lora[layer](h, qkv, gates["lora"][layer, 0] if "lora" in gates else None)) if self.lora else None
-        x = x + adapted("attn", h, block.ls1(attention(block.attn, h, lora) if lora else block.attn(h)))
+        gate = gates["lora"][layer, 0] if "lora" in gates else None
+        out = block.attn(h) if lora is None and rows is None else attention(block.attn, h, lora, gate, rows)
+        x = x[:, :rows] + adapted("attn", h[:, :rows], block.ls1(out))
         h = block.norm2(x)
         return x + adapted("mlp", h, block.ls2(block.mlp(h)))
 
 
-def attention(attn: nn.Module, h: Tensor, change_qkv) -> Tensor:
-    """timm's `Attention.forward` with the query-key-value product changed on the way (for LoRA): (B, N, D) -> (B, N, D)."""
-    b, n, _ = h.shape
-    qkv = change_qkv(attn.qkv(h)).reshape(b, n, 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4)
-    q, k, v = qkv.unbind(0)  # each (B, heads, N, D / heads)
-    x = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
-    return attn.proj(attn.norm(x.transpose(1, 2).reshape(b, n, -1)))
+def _is_plain(attn: nn.Module) -> bool:
+    return type(attn) is Attention and getattr(attn, "gate", None) is None
+
+
+def attention(attn: Attention, h: Tensor, lora: LoRA | None = None, gate: Tensor | None = None, rows: int | None = None) -> Tensor:
+    """timm's `Attention.forward` with LoRA on its way, for the first `rows` queries: (B, N, D) -> (B, rows or N, D)."""
+    qkv = attn.qkv(h)
+    parts = qkv.chunk(3, dim=-1) if lora is None else lora(h, qkv, gate)
+    q, k, v = (part.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in parts)  # (B, heads, N, D / heads)
+    x = F.scaled_dot_product_attention(attn.q_norm(q[:, :, :rows]), attn.k_norm(k), v)
+    return attn.proj(attn.norm(x.transpose(1, 2).flatten(2)))
 
 
 def build(method: str | config.Method, backbone: str = "vit_small_patch16_224.augreg_in21k", dim: int = 128, *,

@@ -38,6 +38,23 @@ class StochasticAdapter(nn.Module):
         hidden = hidden * (self.scale if gate is None else (self.scale * gate).view(-1, 1, 1).to(hidden.dtype))
         return self.up(hidden)
 
+    def add_to(self, out: Tensor, h: Tensor, gate: Tensor | None = None) -> Tensor:
+        """`out + self(h, gate)`, Eq. 5 without the work for images whose gate is closed: (B, N, D) -> (B, N, D)."""
+        if not can_skip(gate):
+            return out + self(h, gate)
+        gate = gate.expand(len(h))
+        is_open = gate.nonzero().squeeze(1)
+        change = self(h.index_select(0, is_open), gate[is_open])
+        return out.index_add(0, is_open, change.to(out.dtype))
+
+
+def can_skip(gate: Tensor | None) -> bool:
+    """Whether work is saved by leaving out images: some gate is closed, and to ask costs nothing.
+
+    A GPU would have to wait for the answer, and a compiled graph would lose its static shapes.
+    """
+    return gate is not None and gate.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(gate.all())
+
 
 def draw_gates(keep: float, layers: int, images: int, *, per: str = "sample", divide: bool = True,
                generator: torch.Generator | None = None) -> Tensor:  # fmt: skip
