@@ -20,7 +20,7 @@ from typing import BinaryIO
 import filelock
 import pandas as pd
 import pooch
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from . import Benchmark, check_known, decoding, packing, paper
 

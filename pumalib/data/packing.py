@@ -27,7 +27,7 @@ import filelock
 import numpy as np
 import pandas as pd
 from PIL import Image
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from . import Benchmark, decoding, loading
 
@@ -294,9 +294,6 @@ def _source(file: Path) -> list[int]:
 def _digest(file: Path) -> str:
     with open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------
 
 
 def read(folder: str | Path, name: str) -> Pack:

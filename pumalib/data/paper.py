@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.io import loadmat
 
 from . import COLUMNS, Benchmark, check_known
+from .annotations import class_number, matlab, numbered_lines, pairs
 
 STANDARD = ("cub", "cars", "sop", "inshop")  # the four of Table 10
 
@@ -38,54 +38,6 @@ foxglove, bougainvillea, camellia, mallow, mexican petunia, bromelia, blanket fl
 """.replace("\n", " ").strip().split(", ")
 
 
-# ---- annotation files ------------------------------------------------------------------------------------------
-
-
-def _lines(file: Path) -> list[tuple[int, str]]:
-    """Numbered lines, without the empty ones."""
-    try:
-        text = file.read_text("utf-8-sig")
-    except FileNotFoundError:
-        raise ValueError(f"annotation file {file} is missing; unpack the dataset again") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: not a text file ({error}); unpack the dataset again") from None
-    return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-
-
-def _pairs(file: Path) -> dict[str, str]:
-    """Files of lines "key value"; the value may hold spaces."""
-    pairs: dict[str, str] = {}
-    for number, line in _lines(file):
-        key, _, value = line.strip().partition(" ")
-        if not value:
-            raise ValueError(f"{file}, line {number}: {line!r}; expected two values")
-        if key in pairs:
-            raise ValueError(f"{file}, line {number}: {key!r} is given twice")
-        pairs[key] = value.strip()
-    return pairs
-
-
-def _mat(file: Path, name: str) -> np.ndarray:
-    """Variable `name` of a Matlab file, one-dimensional."""
-    if not file.is_file():
-        raise ValueError(f"annotation file {file} is missing; unpack the dataset again")
-    try:
-        return np.atleast_1d(loadmat(file, squeeze_me=True, variable_names=[name])[name])
-    except Exception as error:  # a damaged file raises many things, one without the variable a KeyError
-        raise ValueError(f"{file}: no readable variable {name!r} ({error}); unpack the dataset again") from None
-
-
-def _in_range(value, count: int, where: str) -> int:
-    """A class number from 1 to `count`; text, or of any type in which Matlab stores numbers."""
-    try:
-        number = int(value)
-        if number == float(value) and 1 <= number <= count:
-            return number
-    except (TypeError, ValueError):
-        pass
-    raise ValueError(f"{where}: class {value} is not in 1 to {count}")
-
-
 def _table(rows: list[tuple], halves: bool = True) -> pd.DataFrame:
     """Rows of path, class id, class name and split; with `halves` the split follows from the sorted ids."""
     if halves:
@@ -100,9 +52,9 @@ def _table(rows: list[tuple], halves: bool = True) -> pd.DataFrame:
 
 def _birds(folder: Path) -> pd.DataFrame:
     """CUB-200-2011 and NABirds: images.txt, image_class_labels.txt and classes.txt, joined by their keys."""
-    names = _pairs(folder / "classes.txt")
-    paths = _pairs(folder / "images.txt")
-    labels = _pairs(folder / "image_class_labels.txt")
+    names = pairs(folder / "classes.txt")
+    paths = pairs(folder / "images.txt")
+    labels = pairs(folder / "image_class_labels.txt")
     odd = paths.keys() ^ labels.keys()
     if odd:
         raise ValueError(
@@ -120,10 +72,10 @@ def _cars(folder: Path) -> pd.DataFrame:
     """Cars-196: cars_annos.mat with car_ims/, or devkit/ with cars_train/ and cars_test/."""
     file = folder / "cars_annos.mat"
     if file.is_file() and ((folder / "car_ims").is_dir() or not (folder / "devkit").is_dir()):
-        names = _mat(file, "class_names")
+        names = matlab(file, "class_names")
         parts = [(file, "relative_im_path", "")]
     else:
-        names = _mat(folder / "devkit" / "cars_meta.mat", "class_names")
+        names = matlab(folder / "devkit" / "cars_meta.mat", "class_names")
         tests = [folder / "devkit", folder]  # it is offered as a file of its own, so it may lie in either
         test = next((d for d in tests if (d / "cars_test_annos_withlabels.mat").is_file()), tests[0])
         parts = [
@@ -132,11 +84,11 @@ def _cars(folder: Path) -> pd.DataFrame:
         ]
     rows = []
     for file, key, prefix in parts:
-        annotations = _mat(file, "annotations")
+        annotations = matlab(file, "annotations")
         if not {"class", key} <= set(annotations.dtype.names or ()):
             raise ValueError(f"{file}: annotations have no 'class' and {key!r}; the file with labels is needed")
         for number, (path, label) in enumerate(zip(annotations[key], annotations["class"]), 1):
-            label = _in_range(label, len(names), f"{file}, annotation {number}")
+            label = class_number(label, len(names), f"{file}, annotation {number}")
             rows.append((f"{prefix}{path}", label, str(names[label - 1])))
     return _table(rows)
 
@@ -146,14 +98,14 @@ def _sop(folder: Path) -> pd.DataFrame:
     rows = []
     for split in ("train", "test"):
         file = folder / f"Ebay_{split}.txt"
-        (_, header), *lines = _lines(file) or [(0, "")]
+        (_, header), *lines = numbered_lines(file) or [(0, "")]
         if header.split() != ["image_id", "class_id", "super_class_id", "path"]:
             raise ValueError(f"{file}, line 1: {header!r}; expected 'image_id class_id super_class_id path'")
         for number, line in lines:
             values = line.split()
             if len(values) != 4:
                 raise ValueError(f"{file}, line {number}: {line!r}; expected 4 values")
-            label = _in_range(values[1], 22_634, f"{file}, line {number}")
+            label = class_number(values[1], 22_634, f"{file}, line {number}")
             kind = values[3].split("/")[0].removesuffix("_final")
             rows.append((values[3], label, f"{kind} {label}", split))
     return _table(rows, halves=False)
@@ -162,7 +114,7 @@ def _sop(folder: Path) -> pd.DataFrame:
 def _inshop(folder: Path) -> pd.DataFrame:
     """In-Shop: Eval/list_eval_partition.txt and Img/img/; queries are searched in the gallery only."""
     file = folder / "Eval" / "list_eval_partition.txt"
-    (_, count), *lines = _lines(file) or [(0, "")]
+    (_, count), *lines = numbered_lines(file) or [(0, "")]
     if [line.split() for _, line in lines[:1]] != [["image_name", "item_id", "evaluation_status"]]:
         raise ValueError(f"{file}, line 2: expected the header 'image_name item_id evaluation_status'")
     if count.strip() != str(len(lines) - 1):
@@ -179,24 +131,24 @@ def _inshop(folder: Path) -> pd.DataFrame:
 def _dogs(folder: Path) -> pd.DataFrame:
     """Stanford Dogs: file_list.mat and Images/."""
     file = folder / "file_list.mat"
-    paths, labels = _mat(file, "file_list"), _mat(file, "labels")
+    paths, labels = matlab(file, "file_list"), matlab(file, "labels")
     if len(paths) != len(labels):
         raise ValueError(f"{file}: {len(paths)} files, {len(labels)} labels; unpack the dataset again")
     rows = []
     for number, (path, label) in enumerate(zip(paths, labels.tolist()), 1):
-        rows.append((f"Images/{path}", _in_range(label, 120, f"{file}, row {number}"), str(path).split("/")[0]))
+        rows.append((f"Images/{path}", class_number(label, 120, f"{file}, row {number}"), str(path).split("/")[0]))
     return _table(rows)
 
 
 def _flowers(folder: Path) -> pd.DataFrame:
     """Flowers-102: imagelabels.mat, setid.mat and jpg/, in the order of the three sets as the authors' code has it."""
-    labels = _mat(folder / "imagelabels.mat", "labels").tolist()
+    labels = matlab(folder / "imagelabels.mat", "labels").tolist()
     rows = []
     for part in ("trnid", "valid", "tstid"):
-        for image in _mat(folder / "setid.mat", part).tolist():
+        for image in matlab(folder / "setid.mat", part).tolist():
             if not 1 <= image <= len(labels):
                 raise ValueError(f"{folder / 'setid.mat'}: {part} names image {image} of {len(labels)}")
-            label = _in_range(labels[image - 1], 102, f"{folder / 'imagelabels.mat'}, image {image}")
+            label = class_number(labels[image - 1], 102, f"{folder / 'imagelabels.mat'}, image {image}")
             rows.append((f"jpg/image_{image:05d}.jpg", label, _FLOWERS[label - 1]))
     return _table(rows)
 
@@ -205,7 +157,7 @@ def _aircraft(folder: Path) -> pd.DataFrame:
     """FGVC-Aircraft: classes are variants, sorted by name."""
     rows = []
     for part in ("trainval", "test"):
-        for image, variant in _pairs(folder / "data" / f"images_variant_{part}.txt").items():
+        for image, variant in pairs(folder / "data" / f"images_variant_{part}.txt").items():
             rows.append((f"data/images/{image}.jpg", variant, variant))
     return _table(rows)
 
