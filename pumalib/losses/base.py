@@ -99,6 +99,11 @@ def unit(x: Tensor) -> Tensor:
     return x / length.masked_fill(length < 1e-12, torch.inf)
 
 
+def rows(x: Tensor, index: Tensor) -> Tensor:
+    """x[index]; as an embedding, whose backward pass on a CPU takes a quarter of that of index_select."""
+    return F.embedding(index, x)
+
+
 def mean_of_nonzero(terms: Tensor, keep: Tensor) -> Tensor:
     """Mean of those terms that `keep` marks and that are positive; zero if there are none."""
     terms = terms.masked_fill(~keep, 0)

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from .base import ProxyLoss, check_choice, cross_entropy, fused, softmax_, sqrt_or_zero, unit
+from .base import ProxyLoss, check_choice, cross_entropy, fused, rows, softmax_, sqrt_or_zero, unit
 
 
 class CosFace(ProxyLoss):
@@ -39,7 +39,7 @@ class ArcFace(ProxyLoss):
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
         x = unit(x)
         p = self.unit_proxies(x)
-        target = (x * p.index_select(0, labels)).sum(1)
+        target = (x * rows(p, labels)).sum(1)
         return cross_entropy(self.scale * x, p, labels, self.scale * (add_angle(target, self.margin) - target))
 
 
@@ -65,7 +65,7 @@ class CurricularFace(ProxyLoss):
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
         x = unit(x)
         p = self.unit_proxies(x)
-        target = (x * p.index_select(0, labels)).sum(1)
+        target = (x * rows(p, labels)).sum(1)
         modified = add_angle(target, self.margin)
         if self.variant == "code":
             t, threshold = self.t.to(x.dtype)[labels, None], modified

@@ -19,6 +19,7 @@ from .base import (
     log_sum_exp,
     mean_of_nonzero,
     rounding,
+    rows,
     softmax_,
     sqrt_or_zero,
     unit,
@@ -61,11 +62,12 @@ class Contrastive(PairLoss):
         def value_and_slope(s):
             squared = torch.add(s.new_tensor(2), s, alpha=-2, out=s)
             d = F.threshold_(squared, rounding(s), 0).sqrt_()
-            pull = (d - self.pos_margin).clamp_min_(0).mul_(pull_mask)
-            push = (self.neg_margin - d).clamp_min_(0).mul_(push_mask)
-            pulled, pushed = pull.sum(), push.sum()
-            pulls, pushes = pull.sign_().sum().clamp_min(1), push.sign_().sum().clamp_min(1)
-            slope = push.div_(pushes).sub_(pull.div_(pulls))  # of -d, whose own slope is 1 / d
+            terms = torch.where(positive, d - self.pos_margin, self.neg_margin - d).clamp_min_(0)
+            pull, push = pull_mask.view(-1), push_mask.view(-1)
+            pulled, pushed = terms.view(-1) @ pull, terms.view(-1) @ push
+            counted = terms.sign_()
+            pulls, pushes = (counted.view(-1) @ pull).clamp_min(1), (counted.view(-1) @ push).clamp_min(1)
+            slope = counted.mul_(push_mask.div_(pushes).sub_(pull_mask.div_(pulls)))  # of -d, whose own slope is 1 / d
             return pulled / pulls + pushed / pushes, slope.div_(F.threshold_(d, 0, torch.inf))
 
         return fused(value_and_slope, a, b)
@@ -97,11 +99,12 @@ class Triplet(PairLoss):
 
     def pairs(self, a, b, positive, negative):
         if self.miner == "batchhard":
-            anchor, keep = torch.arange(len(a), device=a.device), positive.any(1) & negative.any(1)
+            anchor = torch.arange(len(a), device=a.device)
             with torch.no_grad():
                 s = a @ b.T
-                p = s.masked_fill(~positive, torch.inf).argmin(1)
-                n = s.masked_fill_(~negative, -torch.inf).argmax(1)
+                farthest, p = torch.where(positive, s, torch.inf).min(1)
+                nearest, n = torch.where(negative, s, -torch.inf).max(1)
+                keep = farthest.isfinite() & nearest.isfinite()  # has a positive and a negative
         elif self.miner == "random":
             anchor, p, n, keep = sample(negative.to(a.dtype), positive)
         else:
@@ -109,7 +112,7 @@ class Triplet(PairLoss):
             if self.direction:
                 return self._every_triplet(a, b, d, positive, negative)
             return self._sorted(d, positive, negative)
-        a, p, n = a.index_select(0, anchor), b.index_select(0, p), b.index_select(0, n)
+        a, p, n = rows(a, anchor), rows(b, p), rows(b, n)
         violation = self._distances((a * p).sum(1)) - self._distances((a * n).sum(1)) + self.margin
         if self.direction:
             violation = violation - self.direction * direction_cosines(a[:, None], p[:, None], n[:, None])[:, 0, 0]
@@ -154,15 +157,15 @@ class NPair(PairLoss):
         self.l2 = l2
 
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
-        x = x.clamp(-1e16, 1e16)  # so that no product overflows float32
+        x = x * (1e16 / x.detach().abs().amax()).clamp_max(1)  # so that no product overflows float32
         labels, order = labels.sort(stable=True)
         same = F.pad(labels[1:] == labels[:-1], (1, 1))  # as its predecessor; the last has no successor
         anchor = ~same[:-1] & same[1:]
         most = len(x) // 2 if x.is_cuda else int(anchor.sum())  # on a GPU a bound, not to wait for the number
         take = (~anchor).long().argsort(stable=True)[: max(1, most)]
         valid = anchor[take]
-        anchors = x.index_select(0, order[take])
-        positives = x.index_select(0, order[(take + 1).clamp_max(len(x) - 1)])
+        anchors = rows(x, order[take])
+        positives = rows(x, order[(take + 1).clamp_max(len(x) - 1)])
 
         def value_and_slope(z):
             target = z.diagonal().clone()
@@ -206,8 +209,8 @@ class Margin(PairLoss):
         if self.variant == "paper":
             weights = distance_weights(euclidean(a, b).detach(), negative, a.shape[1])
             anchor, p, n, found = sample(weights, positive)
-            a = a.index_select(0, anchor)
-            s_ap, s_an = (a * b.index_select(0, p)).sum(1), (a * b.index_select(0, n)).sum(1)
+            a = rows(a, anchor)
+            s_ap, s_an = (a * rows(b, p)).sum(1), (a * rows(b, n)).sum(1)
             far, near = self._terms(sqrt_or_zero(2 - 2 * s_ap), sqrt_or_zero(2 - 2 * s_an))
             count = ((far > 0).long() + (near > 0)) * found
             return ((far + near) * found).sum() / count.sum().clamp_min(1)

@@ -19,6 +19,7 @@ from .base import (
     euclidean,
     fused,
     log_sum_exp,
+    rows,
     softmax_,
     unit,
 )
@@ -41,7 +42,7 @@ class ProxyNCA(ProxyLoss):
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
         x = unit(x)
         p = self.unit_proxies(x)
-        own = p.index_select(0, labels)
+        own = rows(p, labels)
         if self.num_classes == 1:  # no negative: nothing to learn
             return 0 * (x * own).sum()
         column, squared_scale = labels[:, None], self.scale**2
@@ -95,7 +96,7 @@ class ProxyAnchor(ProxyLoss):
         x = unit(x)
         p = self.unit_proxies(x)
 
-        exponent = -self.alpha * ((x * p.index_select(0, labels)).sum(1) - self.margin)
+        exponent = -self.alpha * ((x * rows(p, labels)).sum(1) - self.margin)
         classes = x.new_zeros(self.num_classes)
         present = classes.index_fill(0, labels, 1).sum()
         top = classes.scatter_reduce(0, labels, exponent.detach(), "amax")  # at least 0, the exponent of the 1
