@@ -92,11 +92,27 @@ def check_choice(kind: str, name: str, known) -> None:
         raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(known)}")
 
 
+class _Unit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        scale = x.abs().amax(1, keepdim=True).clamp_min_(1)
+        scaled = x / scale
+        length = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+        length.masked_fill_(length < 1e-12, torch.inf)
+        y = scaled.div_(length)
+        ctx.save_for_backward(y, length.mul_(scale))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        y, length = ctx.saved_tensors
+        return torch.addcmul(grad, y, (grad * y).sum(1, keepdim=True), value=-1).div_(length)
+
+
 def unit(x: Tensor) -> Tensor:
     """Rows of x with length 1; huge rows do not overflow, a zero row stays zero and gets no gradient."""
-    x = x / torch.linalg.vector_norm(x.detach(), torch.inf, dim=1, keepdim=True).clamp_min(1)
-    length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-    return x / length.masked_fill(length < 1e-12, torch.inf)
+    return _Unit.apply(x)
 
 
 def rows(x: Tensor, index: Tensor) -> Tensor:
@@ -145,28 +161,29 @@ def direction_cosines(a: Tensor, p: Tensor, n: Tensor) -> Tensor:
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, function, x, p, *rest):
+    def forward(ctx, function, symmetric, x, p, *rest):
         value, slope, *slopes = function(x @ p.T, *rest)
-        _, x_needed, p_needed, *_ = ctx.needs_input_grad
+        _, _, x_needed, p_needed, *_ = ctx.needs_input_grad
         if x is p:  # one product does for both
-            slope, p_needed = slope + slope.T, False
+            slope, p_needed = slope.mul_(2) if symmetric else slope + slope.T, False
         ctx.save_for_backward(slope @ p if x_needed else None, slope.T @ x if p_needed else None, *slopes)
         return value
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        return None, *(None if slope is None else grad * slope for slope in ctx.saved_tensors)
+        return None, None, *(None if slope is None else grad * slope for slope in ctx.saved_tensors)
 
 
-def fused(function, x: Tensor, p: Tensor, *rest: Tensor) -> Tensor:
+def fused(function, x: Tensor, p: Tensor, *rest: Tensor, symmetric: bool = False) -> Tensor:
     """`function(x @ p.T, *rest)[0]`, differentiable in x (N, D), p (M, D) and `rest`, but not twice.
 
-    `function` also returns its derivatives with respect to each argument, and may overwrite the matrix.
+    `function` also returns its derivatives with respect to each argument, and may overwrite the matrix.  Where x is
+    p and the derivative a symmetric matrix, `symmetric` saves adding its transpose.
     At 16,000 classes reading and writing the (N, M) matrix is most of the cost; autograd would do that four
     times more often, and keep several copies of it.
     """
-    return _Fused.apply(function, x, p, *rest)
+    return _Fused.apply(function, symmetric, x, p, *rest)
 
 
 def cross_entropy(x: Tensor, p: Tensor, labels: Tensor, shift: Tensor | float = 0.0) -> Tensor:

@@ -70,7 +70,7 @@ class Contrastive(PairLoss):
             slope = counted.mul_(push_mask.div_(pushes).sub_(pull_mask.div_(pulls)))  # of -d, whose own slope is 1 / d
             return pulled / pulls + pushed / pushes, slope.div_(F.threshold_(d, 0, torch.inf))
 
-        return fused(value_and_slope, a, b)
+        return fused(value_and_slope, a, b, symmetric=True)
 
 
 class Triplet(PairLoss):
@@ -164,8 +164,8 @@ class NPair(PairLoss):
         most = len(x) // 2 if x.is_cuda else int(anchor.sum())  # on a GPU a bound, not to wait for the number
         take = (~anchor).long().argsort(stable=True)[: max(1, most)]
         valid = anchor[take]
-        anchors = rows(x, order[take])
-        positives = rows(x, order[(take + 1).clamp_max(len(x) - 1)])
+        pair = torch.stack([take, (take + 1).clamp_max(len(x) - 1)])
+        anchors, positives = rows(x, order[pair]).unbind()
 
         def value_and_slope(z):
             target = z.diagonal().clone()
