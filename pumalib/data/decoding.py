@@ -31,7 +31,7 @@ def reading(source: str | Path | BinaryIO, packed: str = "") -> Iterator[Image.I
         remedy = (
             "Make the packed copy again: `python -m pumalib data prepare`"
             if packed
-            else "Replace the file, or leave such images out with drop_unreadable(benchmark); "
+            else "Replace the file, or leave such images out with drop_unreadable = True (of a profile's data, or -p); "
             "`python -m pumalib data verify` lists them all"
         )
         what = f"{packed or source}: cannot be read as an image ({type(error).__name__}: {error})"

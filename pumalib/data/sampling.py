@@ -27,7 +27,7 @@ def random_batches(count: int, batch_size: int, seed: int, epoch: int) -> list[n
 def class_batches(
     labels: Sequence[int], classes_per_batch: int, images_per_class: int, seed: int, epoch: int
 ) -> list[np.ndarray]:
-    """Batches of P classes x K images, class by class, for the pair-based losses (Sec. 4.1: 180 x 4).
+    """Batches of P classes x K images, class by class, for the pair-based losses (Appendix A: 180 x 4).
 
     Classes are drawn without replacement within a batch, and all classes come once before one comes again;
     images are drawn without replacement, except that a class with fewer than K images repeats some of them.
