@@ -1,9 +1,9 @@
 """Bring your own: `root/<dataset>/<class>/*.jpg` becomes the one table.
 
-The first half (rounded up) of a dataset's sorted classes are train, the others test, as the
-paper does with CUB and Cars (Sec. 5.1).  A file `root/split.csv` says otherwise, either per class, with the columns `dataset,class_name,split`
-(train or test), or per image, with the columns `path,split` (train, test, query or gallery; the path is
-relative to root).  It then speaks for every class or image of the datasets that are loaded.
+The first half (rounded up) of a dataset's sorted classes are train, the others test, as the paper does with CUB
+and Cars (Sec. 5.1).  A file `root/split.csv` says otherwise, either per class, with the columns
+`dataset,class_name,split` (train or test), or per image, with the columns `path,split` (train, test, query or
+gallery; the path is relative to root).  It then speaks for every class or image of the datasets that are loaded.
 """
 
 from __future__ import annotations
