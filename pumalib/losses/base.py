@@ -98,21 +98,32 @@ class _Unit(torch.autograd.Function):
         scale = x.abs().amax(1, keepdim=True).clamp_min_(1)
         scaled = x / scale
         length = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-        length.masked_fill_(length < 1e-12, torch.inf)
-        y = scaled.div_(length)
-        ctx.save_for_backward(y, length.mul_(scale))
-        return y
+        y = scaled.div_(length.masked_fill(length < 1e-12, torch.inf))
+        length.mul_(scale)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(y, length)
+        return y, length[:, 0]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, grad, grad_length):
         y, length = ctx.saved_tensors
-        return torch.addcmul(grad, y, (grad * y).sum(1, keepdim=True), value=-1).div_(length)
+        along = None if grad_length is None else y * grad_length[:, None]
+        if grad is None:
+            return along
+        across = torch.addcmul(grad, y, (grad * y).sum(1, keepdim=True), value=-1)
+        across.div_(length.masked_fill(length < 1e-12, torch.inf))
+        return across if along is None else across + along
 
 
 def unit(x: Tensor) -> Tensor:
     """Rows of x with length 1; huge rows do not overflow, a zero row stays zero and gets no gradient."""
-    return _Unit.apply(x)
+    return _Unit.apply(x)[0]
+
+
+def lengths(x: Tensor) -> Tensor:
+    """Lengths (N,) of the rows of x (N, D); huge rows do not overflow, a zero row gets no gradient."""
+    return _Unit.apply(x)[1]
 
 
 def rows(x: Tensor, index: Tensor) -> Tensor:

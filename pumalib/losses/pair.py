@@ -16,6 +16,7 @@ from .base import (
     direction_cosines,
     euclidean,
     fused,
+    lengths,
     log_sum_exp,
     mean_of_nonzero,
     rounding,
@@ -157,7 +158,6 @@ class NPair(PairLoss):
         self.l2 = l2
 
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
-        x = x * (1e16 / x.detach().abs().amax()).clamp_max(1)  # so that no product overflows float32
         labels, order = labels.sort(stable=True)
         same = F.pad(labels[1:] == labels[:-1], (1, 1))  # as its predecessor; the last has no successor
         anchor = ~same[:-1] & same[1:]
@@ -165,7 +165,7 @@ class NPair(PairLoss):
         take = (~anchor).long().argsort(stable=True)[: max(1, most)]
         valid = anchor[take]
         pair = torch.stack([take, (take + 1).clamp_max(len(x) - 1)])
-        anchors, positives = rows(x, order[pair]).unbind()
+        anchors, positives = rows(x, order[pair]).clamp(-1e16, 1e16).unbind()  # so that no product overflows float32
 
         def value_and_slope(z):
             target = z.diagonal().clone()
@@ -175,7 +175,7 @@ class NPair(PairLoss):
             return loss.sum(), z.masked_fill_(~valid[:, None], 0)
 
         loss = fused(value_and_slope, anchors, positives) / valid.sum().clamp_min(1)
-        penalty = self.l2 * torch.linalg.vector_norm(x, dim=1).mean() * valid.any()
+        penalty = self.l2 * lengths(x).mean() * valid.any()
         return loss + penalty
 
 
