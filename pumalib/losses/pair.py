@@ -63,12 +63,11 @@ class Contrastive(PairLoss):
         def value_and_slope(s):
             squared = torch.add(s.new_tensor(2), s, alpha=-2, out=s)
             d = F.threshold_(squared, rounding(s), 0).sqrt_()
-            terms = torch.where(positive, d - self.pos_margin, self.neg_margin - d).clamp_min_(0)
-            pull, push = pull_mask.view(-1), push_mask.view(-1)
-            pulled, pushed = terms.view(-1) @ pull, terms.view(-1) @ push
-            counted = terms.sign_()
-            pulls, pushes = (counted.view(-1) @ pull).clamp_min(1), (counted.view(-1) @ push).clamp_min(1)
-            slope = counted.mul_(push_mask.div_(pushes).sub_(pull_mask.div_(pulls)))  # of -d, whose own slope is 1 / d
+            pull = ((d - self.pos_margin).clamp_min_(0) if self.pos_margin else d) * pull_mask
+            push = (self.neg_margin - d).clamp_min_(0).mul_(push_mask)
+            pulled, pushed = pull.sum(), push.sum()
+            pulls, pushes = pull.sign_().sum().clamp_min(1), push.sign_().sum().clamp_min(1)
+            slope = push.div_(pushes).addcmul_(pull, 1 / pulls, value=-1)  # of -d, whose own slope is 1 / d
             return pulled / pulls + pushed / pushes, slope.div_(F.threshold_(d, 0, torch.inf))
 
         return fused(value_and_slope, a, b, symmetric=True)
