@@ -3,6 +3,7 @@
 import ast
 import json
 
+import papermill
 import pytest
 
 from pumalib import paths
@@ -36,3 +37,12 @@ def test_template(path):
     assert any("assert " in "".join(cell["source"]) for cell in cells), "a green run must not be an empty one"
     for cell in cells:
         ast.parse("".join(cell["source"]))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_papermill_knows_every_parameter_and_its_help(path, caplog):
+    _, cells = code_cells(path)
+    names = {statement.targets[0].id for statement in ast.parse("".join(cells[0]["source"])).body}
+    found = papermill.inspect_notebook(str(path))
+    assert set(found) == names and all(parameter["help"] for parameter in found.values())
+    assert "Unable to parse" not in caplog.text
