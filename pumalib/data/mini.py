@@ -11,7 +11,6 @@ drawn classes by the colour of a chessboard (`cells`), and digits and photograph
 from __future__ import annotations
 
 import hashlib
-import os
 import unicodedata
 import zlib
 from contextlib import suppress
@@ -304,9 +303,7 @@ def _cached() -> tuple[pd.DataFrame, None, np.ndarray]:
             return pd.DataFrame({column: kept[column] for column in COLUMNS}), None, kept["pixels"]
     table, pixels = build()
     with suppress(OSError):  # a read-only or full disk costs a few seconds next time, nothing else
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}.part.npz")
         columns = {c: table[c].to_numpy(int if c in COLUMNS[:2] else str) for c in COLUMNS}
-        np.savez(part, pixels=pixels, **columns)
-        part.replace(file)
+        with paths.written_whole(file) as part, open(part, "wb") as stream:
+            np.savez(stream, pixels=pixels, **columns)
     return table, None, pixels
