@@ -61,12 +61,13 @@ class Loss(nn.Module):
         if len(set(devices.values())) > 1:
             places = ", ".join(f"{name} on {device}" for name, device in devices.items())
             raise ValueError(f"everything must be on one device, got {places}; move them with .to(device)")
-        inside = ((labels >= 0) & (labels < self.num_classes)).all()
+        low, high = labels.aminmax()
+        inside = (low >= 0) & (high < self.num_classes)
         if self._labels_seen and labels.device.type == "cuda":
             torch._assert_async(inside, f"labels outside 0..{self.num_classes - 1}")  # waits for nothing
         elif not inside:
             raise ValueError(
-                f"labels must lie in 0..{self.num_classes - 1}, got {labels.min().item()}..{labels.max().item()}"
+                f"labels must lie in 0..{self.num_classes - 1}, got {low.item()}..{high.item()}"
             )
         self._labels_seen = True
 
@@ -98,32 +99,21 @@ class _Unit(torch.autograd.Function):
         scale = x.abs().amax(1, keepdim=True).clamp_min_(1)
         scaled = x / scale
         length = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-        y = scaled.div_(length.masked_fill(length < 1e-12, torch.inf))
-        length.mul_(scale)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(y, length)
-        return y, length[:, 0]
+        length.masked_fill_(length < 1e-12, torch.inf)
+        y = scaled.div_(length)
+        ctx.save_for_backward(y, length.mul_(scale))
+        return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad, grad_length):
+    def backward(ctx, grad):
         y, length = ctx.saved_tensors
-        along = None if grad_length is None else y * grad_length[:, None]
-        if grad is None:
-            return along
-        across = torch.addcmul(grad, y, (grad * y).sum(1, keepdim=True), value=-1)
-        across.div_(length.masked_fill(length < 1e-12, torch.inf))
-        return across if along is None else across + along
+        return torch.addcmul(grad, y, (grad * y).sum(1, keepdim=True), value=-1).div_(length)
 
 
 def unit(x: Tensor) -> Tensor:
     """Rows of x with length 1; huge rows do not overflow, a zero row stays zero and gets no gradient."""
-    return _Unit.apply(x)[0]
-
-
-def lengths(x: Tensor) -> Tensor:
-    """Lengths (N,) of the rows of x (N, D); huge rows do not overflow, a zero row gets no gradient."""
-    return _Unit.apply(x)[1]
+    return _Unit.apply(x)
 
 
 def rows(x: Tensor, index: Tensor) -> Tensor:
@@ -195,6 +185,23 @@ def fused(function, x: Tensor, p: Tensor, *rest: Tensor, symmetric: bool = False
     times more often, and keep several copies of it.
     """
     return _Fused.apply(function, symmetric, x, p, *rest)
+
+
+class _WithSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, value, slope):
+        ctx.save_for_backward(slope)
+        return value.view_as(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0], None, None
+
+
+def with_slope(x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+    """The number `value`, differentiable in x with the derivative `slope` that was computed along with it."""
+    return _WithSlope.apply(x, value, slope)
 
 
 def cross_entropy(x: Tensor, p: Tensor, labels: Tensor, shift: Tensor | float = 0.0) -> Tensor:

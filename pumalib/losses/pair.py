@@ -16,14 +16,13 @@ from .base import (
     direction_cosines,
     euclidean,
     fused,
-    lengths,
     log_sum_exp,
     mean_of_nonzero,
     rounding,
     rows,
-    softmax_,
     sqrt_or_zero,
     unit,
+    with_slope,
 )
 
 
@@ -156,26 +155,34 @@ class NPair(PairLoss):
         super().__init__(num_classes, dim)
         self.l2 = l2
 
-    def compute(self, x: Tensor, labels: Tensor) -> Tensor:
+    @torch.no_grad()
+    def _value_and_slope(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         labels, order = labels.sort(stable=True)
         same = F.pad(labels[1:] == labels[:-1], (1, 1))  # as its predecessor; the last has no successor
         anchor = ~same[:-1] & same[1:]
         most = len(x) // 2 if x.is_cuda else int(anchor.sum())  # on a GPU a bound, not to wait for the number
         take = (~anchor).long().argsort(stable=True)[: max(1, most)]
         valid = anchor[take]
-        pair = torch.stack([take, (take + 1).clamp_max(len(x) - 1)])
-        anchors, positives = rows(x, order[pair]).clamp(-1e16, 1e16).unbind()  # so that no product overflows float32
+        pair = order[torch.cat([take, (take + 1).clamp_max_(len(x) - 1)])]
+        anchors, positives = x[pair].clamp_(-1e16, 1e16).chunk(2)  # so that no product overflows float32
+        z = anchors @ positives.T
+        target = z.diagonal().clone()
+        z.masked_fill_(~valid, -torch.inf).diagonal().copy_(target)  # nobody's positive; a row needs its own
+        z = z.log_softmax(1)
+        weight = valid.to(x.dtype) / valid.sum().clamp_min(1)
+        value = -z.diagonal() @ weight
+        z.exp_().diagonal().sub_(1)
+        z.mul_(weight[:, None])
 
-        def value_and_slope(z):
-            target = z.diagonal().clone()
-            z.masked_fill_(~valid, -torch.inf).diagonal().copy_(target)  # nobody's positive; a row needs its own
-            loss = (softmax_(z)[:, 0] - target).masked_fill_(~valid, 0)
-            z.diagonal().sub_(1)
-            return loss.sum(), z.masked_fill_(~valid[:, None], 0)
+        length = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)  # huge rows do not overflow
+        penalty = valid.any().to(length.dtype) * (self.l2 / len(x))
+        slope = x.new_zeros(len(x) + 1, x.shape[1])  # the last row takes what belongs to no pair
+        slope[pair.masked_fill_(~valid.repeat(2), len(x))] = torch.cat([z @ positives, z.T @ anchors])
+        slope = slope[:-1].addcmul_(x, (penalty / length.masked_fill(length < 1e-12, torch.inf)).to(x.dtype))
+        return value + (penalty * length.sum()).to(x.dtype), slope
 
-        loss = fused(value_and_slope, anchors, positives) / valid.sum().clamp_min(1)
-        penalty = self.l2 * lengths(x).mean() * valid.any()
-        return loss + penalty
+    def compute(self, x: Tensor, labels: Tensor) -> Tensor:
+        return with_slope(x, *self._value_and_slope(x, labels))
 
 
 class Margin(PairLoss):
