@@ -31,6 +31,7 @@ class Data:
     flip: bool = True  # random horizontal flip in training (Appendix A)
     packed: bool = False  # read images from their packed copy (python -m pumalib data prepare)
     holdout: bool = False  # train and test on two halves of the training classes: to choose settings, never for results
+    shots: int = 0  # training images per class, drawn by the run's seed (Fig. 6); 0 = all
     drop_unreadable: bool = False  # leave unreadable images out, with a warning, instead of stopping
 
 
@@ -40,7 +41,7 @@ class Method:
 
     name: str = "linear"
     tune_backbone: bool = False  # train every weight of the backbone too
-    head: str = "linear"  # "linear": D -> dim; "mlp3": D -> 2048 -> 2048 -> dim
+    head: str = "linear"  # "linear": D -> dim; "mlp3": D -> 2048 -> 2048 -> dim; "none": the D features themselves
     prompts: int = 0  # M of Eq. 7; 0 = no prompt, 1 = one prompt for all images (VPT), more = conditional pool
     prompt_length: int = 8  # N_p, tokens per prompt
     prompt_attention: str = "free"  # A_m of Eq. 8: "free" (paper) or "softmax" (authors' code)
@@ -59,7 +60,7 @@ class Method:
     lora_scale: float = 1.0  # factor on LoRA's output
 
     def __post_init__(self):
-        choices = dict(head=("linear", "mlp3"), prompt_attention=("free", "softmax"), prompt_position=("none", "cls"),
+        choices = dict(head=("linear", "mlp3", "none"), prompt_attention=("free", "softmax"), prompt_position=("none", "cls"),
                        adapter_gate=("sample", "batch"), adapter_branches=("both", "mlp"))  # fmt: skip
         for key, known in choices.items():
             if getattr(self, key) not in known:
@@ -80,6 +81,7 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method("full", tune_backbone=True),
+        Method("pretrained", head="none"),  # trains nothing: the 0 shots of Fig. 6
         Method("linear"),
         Method("mlp3", head="mlp3"),
         Method("vpt", prompts=1),

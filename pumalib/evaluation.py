@@ -12,7 +12,9 @@ item is left out and counted.  The query is removed by image identity: a duplica
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -38,6 +40,8 @@ def evaluate(
 ) -> pd.DataFrame:
     """Accuracy of `embeddings` per dataset, over all datasets at once, and their harmonic mean (Sec. 5.1).
 
+    It is the table of their `scores`:
+
     Args:
         embeddings: (n, D), a row per row of `images`.
         images: the test table (`Benchmark.test`): columns `dataset`, `label`, `split`; split "test" is both
@@ -60,6 +64,54 @@ def evaluate(
         ValueError: lengths that differ, a non-finite embedding, an unknown split or distance, or a dataset
             without gallery or without a query that has a relevant item.
     """
+    return scores(embeddings, images, ks, distance=distance, block=block, device=device).table(bootstrap, seed)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What each query scored.
+
+    Attributes:
+        metrics: names of the columns of `values`.
+        values: (queries, metrics) float64 per dataset, in the order of the table, and for "unified".
+        excluded: per key of `values` the number of queries without a relevant item.
+    """
+
+    metrics: tuple[str, ...]
+    values: dict[str, np.ndarray]
+    excluded: dict[str, int]
+
+    def packed(self, metric: str = "R@1") -> dict[str, str]:
+        """`metric`, an R@k, of every query, a bit each, as base64 text per key of `values`; see `unpack`."""
+        column = self.metrics.index(metric)
+        bits = {name: np.packbits(values[:, column].astype(bool)) for name, values in self.values.items()}
+        return {name: base64.b64encode(packed.tobytes()).decode() for name, packed in bits.items()}
+
+    def table(self, bootstrap: int = 1000, seed: int = 0) -> pd.DataFrame:
+        """The table that `evaluate` returns."""
+        rng = np.random.default_rng(seed)
+        points = {name: values.mean(0) for name, values in self.values.items()}
+        samples = {name: resample(values, bootstrap, rng) for name, values in self.values.items()}
+        counts = {name: (len(values), self.excluded[name]) for name, values in self.values.items()}
+        names = [name for name in self.values if name != "unified"]
+        points["harmonic"] = harmonic_mean(np.stack([points[name] for name in names]))
+        samples["harmonic"] = harmonic_mean(np.stack([samples[name] for name in names]))
+        counts["harmonic"] = counts["unified"]
+
+        table = pd.DataFrame.from_dict(points, orient="index", columns=list(self.metrics))
+        for column, metric in enumerate(self.metrics):
+            for side, percentile in (("low", 2.5), ("high", 97.5)):
+                table[f"{metric}_{side}"] = [
+                    np.percentile(samples[name][:, column], percentile) if bootstrap else np.nan for name in points
+                ]
+        table[["queries", "excluded"]] = [counts[name] for name in points]
+        table.index.name = "dataset"
+        return table
+
+
+def scores(embeddings: np.ndarray | torch.Tensor, images: pd.DataFrame, ks: tuple[int, ...] = (1, 2, 4, 8), *,
+           distance: Distance = "cosine", block: int = BLOCK, device: str | torch.device | None = None) -> Scores:  # fmt: skip
+    """R@k, RP and MAP@R of every query that has a relevant item; arguments and errors as in `evaluate`."""
     embeddings = _prepare(embeddings, images, distance, device)
     if not ks or min(ks) < 1:
         raise ValueError(f"ks must be positive, not {tuple(ks)}")
@@ -79,28 +131,18 @@ def evaluate(
         if name not in dataset[evaluated]:
             raise ValueError(f"dataset {name!r}: no query has another image of its class in the gallery")
 
-    metrics = [f"R@{k}" for k in ks] + ["RP", "MAP@R"]
-    rng = np.random.default_rng(seed)
-    points, samples, counts = {}, {}, {}  # name -> (metrics,), (bootstrap, metrics), (queries, excluded)
+    values, excluded = {}, {}
     for name in [*names, "unified"]:
         mine = np.ones(len(dataset), bool) if name == "unified" else dataset == name
         rows, gallery = evaluated[mine[evaluated]], galleries[mine[galleries]]
-        values = _metrics(embeddings, rows, gallery, classes, relevant, ks, distance, block)
-        points[name], samples[name] = values.mean(0), _resample(values, bootstrap, rng)
-        counts[name] = len(rows), int(mine[queries].sum()) - len(rows)
-    points["harmonic"] = harmonic_mean(np.stack([points[name] for name in names]))
-    samples["harmonic"] = harmonic_mean(np.stack([samples[name] for name in names]))
-    counts["harmonic"] = counts["unified"]
+        values[name] = _metrics(embeddings, rows, gallery, classes, relevant, ks, distance, block)
+        excluded[name] = int(mine[queries].sum()) - len(rows)
+    return Scores((*(f"R@{k}" for k in ks), "RP", "MAP@R"), values, excluded)
 
-    table = pd.DataFrame.from_dict(points, orient="index", columns=metrics)
-    for column, metric in enumerate(metrics):
-        for side, percentile in (("low", 2.5), ("high", 97.5)):
-            table[f"{metric}_{side}"] = [
-                np.percentile(samples[name][:, column], percentile) if bootstrap else np.nan for name in points
-            ]
-    table[["queries", "excluded"]] = [counts[name] for name in points]
-    table.index.name = "dataset"
-    return table
+
+def unpack(text: str, count: int) -> np.ndarray:
+    """(count,) 0 or 1: what `Scores.packed` wrote."""
+    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8), count=count)
 
 
 def harmonic_mean(accuracies: np.ndarray, axis: int = 0) -> np.ndarray:
@@ -264,8 +306,8 @@ def _metrics(
     return found
 
 
-def _resample(values: np.ndarray, bootstrap: int, rng: np.random.Generator) -> np.ndarray:
-    """(bootstrap, metrics) means of `values` (queries, metrics), queries drawn with replacement."""
+def resample(values: np.ndarray, bootstrap: int, rng: np.random.Generator) -> np.ndarray:
+    """(bootstrap, columns) means of `values` (queries, columns), queries drawn with replacement."""
     n = len(values)
     means = np.empty((bootstrap, values.shape[1]))
     for sample in means:

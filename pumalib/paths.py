@@ -43,3 +43,8 @@ def written_whole(path: Path):
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def shown(path: Path) -> str:
+    """`path` relative to the project, as it reads on any machine; one elsewhere as it is."""
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)

@@ -7,89 +7,87 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 from filelock import FileLock
+from tqdm import tqdm
 
-from . import models, paths, training
-from .config import Profile, Run
-
-METRIC_ORDER = [f"R@{k}" for k in training.KS] + ["RP", "MAP@R"]
+from . import evaluation, losses, models, paths, training
+from .config import Data, Profile, Run
+from .results import Results, collect
 
 
 @dataclass(frozen=True)
-class Results:
-    """Finished runs of some rows.
+class Ensemble:
+    """Dataset-specific models as one: each is judged on its own dataset, their averaged embedding on all (Sec. 5.2).
 
     Attributes:
-        tidy: a line per row, dataset and metric: value (mean over seeds, fraction), low, high (95%), sd over
-            seeds, seeds, runs (folder names), profile, device.
-        parameters: per row the trainable and total number of parameters, and seconds of training per run.
-        folders: per row the folder of each seed's run.
+        runs: of one method and loss, each trained on another dataset.
     """
 
-    profile: str
-    tidy: pd.DataFrame
-    parameters: pd.DataFrame
-    folders: dict[str, list[Path]]
-
-    def wide(self, metric: str = "R@1", value: str = "value") -> pd.DataFrame:
-        """A line per row and a column per dataset, unified and harmonic, as fractions."""
-        part = self.tidy[self.tidy["metric"] == metric]
-        order = list(dict.fromkeys(part["dataset"]))
-        return part.pivot(index="row", columns="dataset", values=value).loc[list(self.folders), order]
-
-    def difference(self, row: str, other: str, metric: str = "R@1") -> pd.DataFrame:
-        """`row` minus `other` per dataset: value, low, high, and what can be said ("higher", "lower", "open").
-
-        The two are taken as independent; since they share their queries, the interval is wider than it need be.
-        """
-        parts = [self.tidy[(self.tidy["row"] == r) & (self.tidy["metric"] == metric)].set_index("dataset") for r in (row, other)]
-        a, b = parts
-        value = a["value"] - b["value"]
-        low = value - np.hypot(a["value"] - a["low"], b["high"] - b["value"])
-        high = value + np.hypot(a["high"] - a["value"], b["value"] - b["low"])
-        verdict = np.where(low > 0, "higher", np.where(high < 0, "lower", "open"))
-        return pd.DataFrame(dict(value=value, low=low, high=high, verdict=verdict))
-
-    def save(self, name: str) -> Path:
-        """Write the tidy table to `results/<profile>/<name>.csv`."""
-        file = paths.RESULTS / self.profile / f"{name}.csv"
-        with paths.written_whole(file) as temporary:
-            self.tidy.to_csv(temporary, index=False, float_format="%.6f")
-        return file
+    runs: tuple[Run, ...]
 
 
-def run_all(rows: Mapping[str, Run], profile: Profile) -> Results:
+def specific(run: Run) -> Ensemble:
+    """`run` on each of its datasets alone."""
+    names = training.load_data(run.data).datasets
+    return Ensemble(tuple(replace(run, data=replace(run.data, datasets=(name,))) for name in names))
+
+
+def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile) -> Results:
     """Train what is not yet trained of every row, once per seed of the profile, and collect the results.
 
     A finished run is taken as it is, an unfinished one resumed; of two processes that want the same run, one
-    trains it and the other waits.
+    trains it and the other waits.  Where `PUMALIB_DASK` holds the address of a Dask scheduler, its workers train.
     """
-    wanted = {row: [replace(run, seed=seed) for seed in profile.seeds] for row, run in rows.items()}
-    runs = [run for row in wanted.values() for run in row]
-    digests = {settings: training.load_data(settings).digest() for settings in {run.data for run in runs}}
-    folders = {
-        row: [run_folder(run, profile.name, digests[run.data]) for run in seeds] for row, seeds in wanted.items()
-    }
-    for row, seeds in wanted.items():
-        for run, folder in zip(seeds, folders[row], strict=True):
-            if not (folder / training.FINISHED).is_file():
-                make_folder(folder)
-                with FileLock(folder / ".lock"):
-                    training.train(run, folder)
+    missing, folders, ensembles = {}, {}, {}
+    for row, wanted in rows.items():
+        folders[row] = []
+        for seed in profile.seeds:
+            runs = [replace(run, seed=seed) for run in (wanted.runs if isinstance(wanted, Ensemble) else (wanted,))]
+            places = [run_folder(run, profile.name) for run in runs]
+            missing |= dict(zip(places, runs, strict=True))
+            if isinstance(wanted, Ensemble):
+                places = [_ensemble_folder(places)]
+                ensembles[places[0]] = runs
+            folders[row] += places
+    if _plan is not None:
+        _plan.update(missing)
+        raise Planned
+    missing = {folder: run for folder, run in missing.items() if not (folder / training.FINISHED).is_file()}
+    if missing and os.environ.get("PUMALIB_DASK"):
+        from . import cluster  # Dask takes a second to import
+
+        cluster.train(missing, os.environ["PUMALIB_DASK"])
+    for folder, run in tqdm(missing.items(), desc="runs", unit="run", disable=not missing):
+        train(run, folder)
+    for folder, runs in tqdm(ensembles.items(), desc="ensembles", leave=False):
+        _average(folder, runs, profile.name)
     return collect(folders, profile.name)
 
 
-def run_folder(run: Run, profile: str, data_digest: str) -> Path:
+def train(run: Run, folder: Path) -> None:
+    """`training.train`, unless another process is at it: then wait, and take or finish what it left."""
+    make_folder(folder)
+    with FileLock(folder / ".lock"):
+        training.train(run, folder)
+
+
+def run_folder(run: Run, profile: str) -> Path:
     """Where a run lives: a readable name that ends in a hash of everything that can change its numbers."""
     weights = models.backbones.weights_digest(run.backbone, run.pretrained)
-    name = f"{run.method.name}-{run.loss}-{run.identity(data_digest, weights)[:8]}"
+    name = f"{run.method.name}-{run.loss}-{run.identity(training.load_data(run.data).digest(), weights)[:8]}"
     return paths.RESULTS / profile / "runs" / name
 
 
@@ -103,50 +101,103 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def collect(folders: Mapping[str, list[Path]], profile: str) -> Results:
-    """The results of finished runs: `folders` has, per row, the folder of each seed."""
-    lines, parameters = [], []
-    for row, seeds in folders.items():
-        metrics = [json.loads((folder / training.FINISHED).read_text(encoding="utf-8")) for folder in seeds]
-        devices = {json.loads((folder / "environment.json").read_text(encoding="utf-8"))["device"] for folder in seeds}
-        parameters.append(
-            dict(row=row, **metrics[0]["parameters"], seconds=float(np.mean([m["seconds"] for m in metrics])))
-        )
-        tables = [pd.DataFrame(m["table"]).set_index("dataset") for m in metrics]
-        shared = dict(seeds=len(seeds), runs=" ".join(f.name for f in seeds), profile=profile, device="; ".join(sorted(devices)))
-        for dataset in tables[0].index:
-            for metric in METRIC_ORDER:
-                values, low, high = (
-                    np.array([table.loc[dataset, metric + end] for table in tables], float) for end in ("", "_low", "_high")
-                )
-                lines.append(dict(row=row, dataset=dataset, metric=metric, **interval(values, low, high), **shared))
-    return Results(profile, pd.DataFrame(lines), pd.DataFrame(parameters).set_index("row"), dict(folders))
+def _ensemble_folder(members: list[Path]) -> Path:
+    name = members[0].name.rsplit("-", 1)[0]
+    return members[0].with_name(f"{name}-ensemble-{_hash([member.name for member in members])}")
 
 
-def interval(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str, float]:
-    """Mean over seeds with a 95% interval from both sources of chance: which queries, and which seed.
+def _average(folder: Path, runs: list[Run], profile: str) -> None:
+    """Judge an ensemble: what is its own of each member, and the mean of all embeddings on the union."""
+    make_folder(folder)
+    with FileLock(folder / ".lock"):
+        if (folder / training.FINISHED).is_file():
+            return
+        members = [run_folder(run, profile) for run in runs]
+        union = replace(runs[0].data, datasets=tuple(run.data.datasets[0] for run in runs))
+        images = training.load_data(union).test.reset_index(drop=True)
+        loss = losses.make(runs[0].loss, 2, runs[0].dim, **runs[0].loss_settings)
+        judge = partial(evaluation.scores, ks=training.KS, distance=loss.metric, device=_device(runs[0]))
+        outputs = [embeddings(member, union)[0] for member in members]
+        scores = judge(loss.average(torch.from_numpy(np.stack(outputs))), images)
+        for output, run in zip(outputs, runs, strict=True):
+            (name,) = run.data.datasets
+            mine = (images["dataset"] == name).to_numpy()
+            scores.values[name] = judge(output[mine], images[mine]).values[name]
+        metrics = [json.loads((member / training.FINISHED).read_text(encoding="utf-8")) for member in members]
+        for file in ("run.json", "environment.json"):
+            texts = [json.loads((member / file).read_text(encoding="utf-8")) for member in members]
+            content = dict(members=[m.name for m in members]) if file == "run.json" else texts[0]
+            with paths.written_whole(folder / file) as temporary:
+                temporary.write_text(json.dumps(content, indent=2), encoding="utf-8")
+        training.finish(
+            folder, scores, images_per_second=None, seconds=sum(m["seconds"] for m in metrics),
+            **{key: sum(m["parameters"][key] for m in metrics) for key in ("trainable", "total")},
+        )  # fmt: skip
 
-    The half-widths add as independent errors: that of the bootstrap over queries (its mean over seeds; seeds
-    share their queries, so it does not shrink with their number) and 1.96 sd / sqrt(seeds).
+
+def _device(run: Run) -> torch.device:
+    return training.choose_device(run.training.device)
+
+
+def embeddings(folder: Path, data: Data | None = None) -> tuple[np.ndarray, pd.DataFrame]:
+    """Test embeddings (n, dim) of a finished run and the rows of the test table they belong to.
 
     Args:
-        values, low, high: (seeds,), each seed's value and its bootstrap interval.
+        data: another benchmark than the run's own.
     """
-    sd = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
-    seeds = 0.0 if len(values) == 1 else 1.96 * sd / len(values) ** 0.5
-    mean = float(values.mean())
-    return dict(
-        value=mean,
-        low=mean - float(np.hypot(np.mean(values - low), seeds)),
-        high=mean + float(np.hypot(np.mean(high - values), seeds)),
-        sd=sd,
-    )
-
-
-def embeddings(folder: Path) -> tuple[np.ndarray, pd.DataFrame]:
-    """Test embeddings (n, dim) of a finished run and the rows of the test table they belong to."""
-    trained = models.load(folder)
-    device = training.choose_device(trained.run.training.device)
-    benchmark = training.load_data(trained.run.data)
-    rows = benchmark.test.reset_index(drop=True)
+    trained = models.load(with_model(folder))
+    benchmark = training.load_data(data or trained.run.data)
+    rows, device = benchmark.test.reset_index(drop=True), _device(trained.run)
     return training.embed(trained.model.to(device), benchmark, rows, trained.run.data, device=device), rows
+
+
+def with_model(folder: Path) -> Path:
+    """`folder`, its run trained again if only the numbers were kept, as in a fresh clone."""
+    with FileLock(folder / ".lock"):
+        if not (folder / models.saving.FILE).is_file():
+            again = folder / "again"
+            make_folder(again)
+            training.train(Run.from_json((folder / "run.json").read_text(encoding="utf-8")), again)
+            (again / models.saving.FILE).replace(folder / models.saving.FILE)
+            shutil.rmtree(again)
+    return folder
+
+
+def derived(name: str, folders: list[Path], profile: str, compute: Callable[[], pd.DataFrame], **settings) -> pd.DataFrame:
+    """A table that needs trained models, kept in `results/<profile>/derived/` for those who have only the numbers.
+
+    Args:
+        name: of the file, which ends in a hash of the runs and `settings`.
+        folders: of the runs it depends on.
+        compute: makes it.
+        settings: whatever else it depends on.
+    """
+    key = _hash([[folder.name for folder in folders], settings])
+    file = paths.RESULTS / profile / "derived" / f"{name}-{key}.csv"
+    if not file.is_file():
+        table = compute()
+        with paths.written_whole(file) as temporary:
+            table.to_csv(temporary, index=False, float_format="%.6g")
+    return pd.read_csv(file)
+
+
+def _hash(content) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+class Planned(Exception):  # noqa: N818: no error, it ends a notebook whose runs were only to be told
+    """Raised by `run_all` instead of training while `planning`."""
+
+
+_plan: dict[Path, Run] | None = None
+
+
+@contextmanager
+def planning() -> Iterator[dict[Path, Run]]:
+    """Inside, `run_all` trains nothing: it notes folder and run of all it was asked for, and raises `Planned`."""
+    global _plan
+    _plan = {}
+    try:
+        yield _plan
+    finally:
+        _plan = None

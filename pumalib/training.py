@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,7 @@ def train(run: Run, folder: Path) -> Path:
     if (folder / FINISHED).is_file():
         return folder
     device = choose_device(run.training.device)
-    benchmark = load_data(run.data)
+    benchmark = load_data(run.data, run.seed if run.data.shots else 0)
     # Proxies are numbered 0..C-1 over the training classes, whatever labels the table gives them.
     classes, labels = np.unique(benchmark.train["label"].to_numpy(), return_inverse=True)
 
@@ -60,6 +61,7 @@ def train(run: Run, folder: Path) -> Path:
     loss = losses.make(run.loss, len(classes), run.dim, **run.loss_settings)
     model = models.build(run.method, run.backbone, run.dim, pretrained=run.pretrained,
                          image_size=run.data.image_size, normalise=loss.normalised_input)  # fmt: skip
+    trains = any(p.requires_grad for p in model.parameters())
     environment = describe(run, model, benchmark, device)
     model, loss = model.to(device).train(), loss.to(device).train()
     model.recompute = run.training.recompute
@@ -68,31 +70,39 @@ def train(run: Run, folder: Path) -> Path:
     _write(folder / "run.json", run.to_json())
     _write(folder / "environment.json", json.dumps(environment, indent=2))
 
-    training = _Training(run, folder, model, loss)
-    training.resume()
-    steps = len(plan_epoch(labels, loss.batches, run, 0))
-    with tqdm(total=run.training.epochs * steps, initial=training.at.epoch * steps + training.at.step, unit="batch",
-              desc=folder.name, mininterval=0.2 if sys.stderr.isatty() else 5) as progress:  # fmt: skip
-        while training.at.epoch < run.training.epochs:
-            training.epoch(benchmark, labels, progress)
-
+    log = _fit(_Training(run, folder, model, loss), benchmark, labels) if trains else []
     embeddings = embed(model, benchmark, benchmark.test, run.data, device=device)
-    table = evaluation.evaluate(
-        embeddings, benchmark.test, KS, distance=loss.metric, device=device
-    )
+    scores = evaluation.scores(embeddings, benchmark.test, KS, distance=loss.metric, device=device)
     models.save(model, run, folder)
     trainable, total = models.count_parameters(model)
-    log = training.at.log
-    metrics = dict(
-        parameters=dict(trainable=trainable, total=total),
-        seconds=sum(row["seconds"] for row in log),
-        images_per_second=log[-1]["images_per_second"],
-        table=table.reset_index(names="dataset").to_dict("records"),
-    )
-    _write(folder / FINISHED, json.dumps(metrics, indent=1))
+    finish(folder, scores, trainable=trainable, total=total, seconds=sum(row["seconds"] for row in log),
+           images_per_second=log[-1]["images_per_second"] if log else None)  # fmt: skip
     for name in CHECKPOINTS:
         (folder / name).unlink(missing_ok=True)
     return folder
+
+
+def _fit(training: _Training, benchmark: Benchmark, labels: np.ndarray) -> list[dict]:
+    """Train from where the checkpoint stands to the end; the log of all epochs."""
+    run, at = training.run, training.resume()
+    steps = len(plan_epoch(labels, training.loss.batches, run, 0))
+    with tqdm(total=run.training.epochs * steps, initial=at.epoch * steps + at.step, unit="batch", leave=False,
+              desc=training.folder.name, mininterval=0.2 if sys.stderr.isatty() else 5) as progress:  # fmt: skip
+        while training.at.epoch < run.training.epochs:
+            training.epoch(benchmark, labels, progress)
+    return training.at.log
+
+
+def finish(folder: Path, scores: evaluation.Scores, *, trainable: int, total: int, seconds: float,
+           images_per_second: float | None) -> None:  # fmt: skip
+    """Write `metrics.json`: numbers of parameters, seconds of training, the table of accuracies, each query's R@1."""
+    table = scores.table().reset_index(names="dataset").to_dict("records")
+    metrics = dict(
+        parameters=dict(trainable=trainable, total=total), seconds=seconds, images_per_second=images_per_second,
+        table=[{key: round(v, 8) if isinstance(v, float) else v for key, v in line.items()} for line in table],
+        hits=scores.packed(),
+    )  # fmt: skip
+    _write(folder / FINISHED, json.dumps(metrics).replace("}, {", "},\n{"))
 
 
 @dataclass
@@ -185,8 +195,8 @@ class _Training:
             if current.is_file():
                 current.replace(previous)
 
-    def resume(self) -> None:
-        """Go to where the newest readable checkpoint stands, if there is one."""
+    def resume(self) -> _Position:
+        """Go to where the newest readable checkpoint stands, if there is one; returns the position."""
         for name in CHECKPOINTS:
             file = self.folder / name
             if not file.is_file():
@@ -201,9 +211,10 @@ class _Training:
             self.loss.load_state_dict(state["loss"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.at = at
-            return
+            return at
         if any((self.folder / name).is_file() for name in CHECKPOINTS):
             warnings.warn(f"no checkpoint in {self.folder} can be read: training starts from the beginning", stacklevel=2)
+        return self.at
 
 
 def backward(model: EmbeddingModel, loss: nn.Module, images: Tensor, targets: Tensor, gates: dict[str, Tensor],
@@ -295,13 +306,18 @@ def embed(model: EmbeddingModel, benchmark: Benchmark, rows: pd.DataFrame, setti
     return (embeddings, weights) if prompt_weights else embeddings
 
 
-def load_data(settings: config.Data) -> Benchmark:
-    """The benchmark a run asks for."""
+@lru_cache(maxsize=16)
+def load_data(settings: config.Data, seed: int = 0) -> Benchmark:
+    """The benchmark a run asks for; `seed` draws its shots."""
     root = None if settings.root is None else paths.resolve(settings.root)
     benchmark = data.load(settings.benchmark, root, settings.datasets)
     benchmark = packing.use(benchmark) if settings.packed else benchmark
     benchmark = decoding.drop_unreadable(benchmark) if settings.drop_unreadable else benchmark
-    return benchmark.holdout() if settings.holdout else benchmark
+    benchmark = benchmark.holdout() if settings.holdout else benchmark
+    if not settings.shots:
+        return benchmark
+    few = sampling.few_shot(benchmark.train, settings.shots, seed)
+    return replace(benchmark, images=pd.concat([few, benchmark.test], ignore_index=True))
 
 
 def choose_device(name: str) -> torch.device:
@@ -325,7 +341,7 @@ def describe(run: Run, model: EmbeddingModel, benchmark: Benchmark, device: torc
         revision = None
     return dict(
         python=platform.python_version(), torch=torch.__version__, timm=timm.__version__, numpy=np.__version__,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads",
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", threads=torch.get_num_threads(),
         precision=str(precision(run, device)).removeprefix("torch."), revision=revision,
         data=benchmark.digest(), form=benchmark.form, weights=models.backbones.state_digest(model.backbone),
     )  # fmt: skip

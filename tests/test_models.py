@@ -178,7 +178,7 @@ def test_frozen_means_frozen():
     assert not model.backbone.training
 
 
-@pytest.mark.parametrize("method", list(config.METHODS))
+@pytest.mark.parametrize("method", [name for name in config.METHODS if name != "pretrained"])  # it trains nothing
 def test_every_method_trains_what_it_says_and_evaluates_alike_twice(method):
     model = build(method).train()
     embeddings = model(images(), gates={})  # every gate open

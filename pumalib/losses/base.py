@@ -43,6 +43,10 @@ class Loss(nn.Module):
         """The loss of checked input: x (N, D) float32 or float64, labels (N,) int64."""
         raise NotImplementedError
 
+    def average(self, outputs: Tensor) -> Tensor:
+        """The mean (N, D) of the outputs (K, N, D) of K models, as `metric` compares them."""
+        return outputs.mean(0)
+
     def _check(self, embeddings: Tensor, labels: Tensor) -> None:
         if embeddings.ndim != 2 or embeddings.shape[1] != self.dim or not embeddings.is_floating_point():
             raise ValueError(

@@ -65,6 +65,18 @@ class Hyp(PairLoss):
         """Distances (N, M) of the model's outputs a (N, D), b (M, D): how they are retrieved."""
         return self.distance(self.project(a), self.project(b))
 
+    def average(self, outputs: Tensor) -> Tensor:
+        """Outputs (N, D) that project to the Einstein midpoints of the projections of `outputs` (K, N, D)."""
+        if self.c == 0:
+            return F.normalize(outputs, dim=-1).mean(0)
+        x = self.project(outputs.flatten(0, 1)).view_as(outputs)
+        klein = 2 * x / (1 + self.c * x.square().sum(-1, keepdim=True))
+        weight = (1 - self.c * klein.square().sum(-1, keepdim=True)).rsqrt()
+        middle = (weight * klein).sum(0) / weight.sum(0)
+        x = middle / (1 + (1 - self.c * middle.square().sum(-1, keepdim=True)).sqrt())
+        scaled = math.sqrt(self.c) * torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1e-12)
+        return x * (scaled.atanh() / scaled)
+
     def pairs(self, a, b, positive, negative):
         z = -self.distance(a, b) / self.temperature
         loss = F.softplus(log_sum_exp(z, negative) - z).masked_fill(~(positive & negative.any(1, keepdim=True)), 0)

@@ -25,7 +25,7 @@ class EmbeddingModel(nn.Module):
     Args:
         backbone: a timm model without classifier (`backbones.create`).
         method: what is added to it and what is trained.
-        dim: dimensions of the embedding.
+        dim: dimensions of the embedding; without a head the backbone's width, whatever is asked.
         normalise: False for losses that want the head's raw output (`loss.normalised_input` is False).
     """
 
@@ -63,8 +63,12 @@ class EmbeddingModel(nn.Module):
         if method.lora_rank:
             args = (width, method.lora_rank, method.lora_targets, method.lora_scale)
             self.lora = nn.ModuleList(LoRA(*args) for _ in range(layers))
-        self.head = mlp3(width, dim) if method.head == "mlp3" else nn.Linear(width, dim)
-        if method.head == "linear":
+        if method.head == "none":
+            self.head = nn.Identity()
+        elif method.head == "mlp3":
+            self.head = mlp3(width, dim)
+        else:
+            self.head = nn.Linear(width, dim)
             nn.init.orthogonal_(self.head.weight)
             nn.init.zeros_(self.head.bias)
 
