@@ -1,4 +1,4 @@
-"""The command line, a thin face over the modules: `python -m pumalib data|bench|parameters ...`."""
+"""The command line, a thin face over the modules: `python -m pumalib run|runs|train|data|bench|parameters ...`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ from .data import fetch, packing
 def main(argv: list[str] | None = None) -> int:
     """Run one command; 0 if all went well."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] and argv[0] in MODULES:
+        try:
+            return importlib.import_module(f".{MODULES[argv[0]][0]}", __package__).main(argv[1:])
+        except (ValueError, OSError) as error:  # both name the file or field and the remedy
+            print(f"error: {error}", file=sys.stderr)
+            return 1
     if argv[:1] == ["bench"] and argv[1:2] and argv[1] in BENCHES:  # each bench reads its own options
         importlib.import_module(f".bench_{argv[1]}", __package__).main(argv[2:])
         return 0
     parser = argparse.ArgumentParser(prog="python -m pumalib", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
+    for name, (_, what) in MODULES.items():
+        commands.add_parser(name, help=what)
     bench = commands.add_parser("bench", help="measure speed against references, side by side in one process")
     bench.add_argument("what", choices=BENCHES)
     commands.add_parser("parameters", help="count the parameters of every row of the paper: results/parameters.csv")
@@ -79,6 +87,11 @@ def _present(chosen) -> data.Benchmark:
         return data.load(chosen.benchmark, paths.resolve(chosen.root), chosen.datasets or None, strict=False)
 
 
+MODULES = {  # commands that read their own options: the module with their main(argv)
+    "run": ("runner", "execute notebooks, several or all, here or on a cluster"),
+    "runs": ("runs", "list, filter, compare, verify and remove finished runs"),
+    "train": ("distributed", "train one run, on several GPUs under torchrun"),
+}
 BENCHES = ("losses", "train", "data")
 ACTIONS = {"status": _status, "download": _download, "prepare": _prepare, "verify": _verify}
 

@@ -193,6 +193,7 @@ class Profile:
     pretrained: str = "embedded"
     dim: int = 128
     seeds: tuple[int, ...] = (0,)
+    side_seeds: tuple[int, ...] = ()  # of the rows beside the headline ones (Tables 2(c) and 3, Fig. 7 and 8); () = seeds
     rank_scale: float = 1.0  # x the ranks of adapters and LoRA, which METHODS gives for a width of 384
     training: Training = field(default_factory=Training)
     full: Mapping = field(default_factory=dict)  # settings of `training` when the backbone is tuned
@@ -243,6 +244,8 @@ def _change(profile: Profile, changes: dict) -> Profile:
     """Put each change where its field lives; `training` fields win over `full` and `frozen`."""
     parts = {"data": _names(Data), "training": _names(Training)}
     _refuse_unknown(changes, [*_names(Profile), *parts["data"], *parts["training"]], f"profile {profile.name!r}")
+    if "seeds" in changes:  # an explicit wish is for all rows
+        profile = replace(profile, side_seeds=())
     for key, value in changes.items():
         value = tuple(value) if isinstance(value, list) else value
         part = next((part for part, names in parts.items() if key in names), None)

@@ -19,6 +19,11 @@ from . import paths
 DATASETS = ("cub", "cars", "sop", "inshop", "nabirds", "dogs", "flowers", "aircraft")
 LARGE = ("sop", "inshop")  # "large-scale datasets such as SOP and In-Shop", Sec. 5.1
 OVERALL = ("unified", "harmonic")
+LOSSES = {  # the paper's name of a loss: ours
+    "Triplet": "triplet", "Margin": "margin", "MS": "ms", "SupCon": "supcon", "PA": "proxyanchor",
+    "ProxyNCA++": "proxynca++", "SoftTriple": "softtriple", "CosFace": "cosface", "ArcFace": "arcface",
+    "CurricularFace": "curricularface", "Hyp": "hyp",
+}  # fmt: skip
 SETTINGS = ("params_train_m", "params_total_m", "dim")  # the columns of numbers that are no accuracies
 ROUNDING = 0.05  # half a unit of the last printed digit
 

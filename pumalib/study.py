@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,8 +45,10 @@ def specific(run: Run) -> Ensemble:
     return Ensemble(tuple(replace(run, data=replace(run.data, datasets=(name,))) for name in names))
 
 
-def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile) -> Results:
+def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[str] = ()) -> Results:
     """Train what is not yet trained of every row, once per seed of the profile, and collect the results.
+
+    Rows named in `side` are run with `profile.side_seeds`.
 
     A finished run is taken as it is, an unfinished one resumed; of two processes that want the same run, one
     trains it and the other waits.  Where `PUMALIB_DASK` holds the address of a Dask scheduler, its workers train.
@@ -54,7 +56,7 @@ def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile) -> Results:
     missing, folders, ensembles = {}, {}, {}
     for row, wanted in rows.items():
         folders[row] = []
-        for seed in profile.seeds:
+        for seed in (profile.side_seeds if row in side else ()) or profile.seeds:
             runs = [replace(run, seed=seed) for run in (wanted.runs if isinstance(wanted, Ensemble) else (wanted,))]
             places = [run_folder(run, profile.name) for run in runs]
             missing |= dict(zip(places, runs, strict=True))
@@ -185,8 +187,8 @@ def _hash(content) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
-class Planned(Exception):  # noqa: N818: no error, it ends a notebook whose runs were only to be told
-    """Raised by `run_all` instead of training while `planning`."""
+class Planned(Exception):
+    """No error: raised by `run_all` instead of training while `planning`, it ends a notebook whose runs are only told."""
 
 
 _plan: dict[Path, Run] | None = None
