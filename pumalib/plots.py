@@ -7,7 +7,8 @@ closed for pyplot when it is returned: a notebook shows it once, as the value of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -16,8 +17,9 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, LogFormatter
+from matplotlib.ticker import FuncFormatter, LogFormatter, NullLocator
 from PIL import Image, ImageOps
+from scipy.optimize import isotonic_regression
 
 from . import paths
 from .data import Benchmark
@@ -170,27 +172,88 @@ def accuracy_bars(table: pd.DataFrame, metric: str = "R@1") -> Figure:
 
 
 @plt.rc_context(STYLE)
-def accuracy_against_parameters(table: pd.DataFrame, trainable: Mapping[str, int], metric: str = "R@1") -> Figure:
+def accuracy_against_parameters(
+    table: pd.DataFrame, trainable: Mapping[str, int], metric: str = "R@1", groups: Mapping[str, str] | None = None
+) -> Figure:
     """Harmonic and unified `metric` (tidy `table`) against each method's number of trainable parameters (Fig. 2).
 
-    `trainable` is a dict or a Series by method.
+    Args:
+        trainable: dict or Series by method.
+        groups: a group by method, for its colour; a method's name loses the group's name before it.
     """
     table = _of_metric(table, metric)
     methods = list(dict.fromkeys(table["row"]))
     missing = [method for method in methods if method not in trainable]
     if missing:
         raise ValueError(f"trainable lacks the number of parameters of {', '.join(map(repr, missing))}")
-    figure, axes = _figure(1, 2, (9.5, 3.6))
+    groups, methods = groups or {}, [method for method in methods if trainable[method] > 0]  # the axis has no zero
+    looks = {group: number for number, group in enumerate(dict.fromkeys(groups.get(m, m) for m in methods))}
+    many = len(methods) > 9
+    figure, axes = _figure(*((2, 1, (9.5, 8.4)) if many else (1, 2, (9.5, 3.6))))
     for axis, name in zip(axes, ("harmonic", "unified"), strict=True):
-        for number, method in enumerate(methods):
-            rows = table[(table["row"] == method) & (table["dataset"] == name)]
-            _dots(axis, np.full(len(rows), trainable[method] / 1e6), rows, number, method)
+        marks = []
+        for method in methods:
+            rows, group = table[(table["row"] == method) & (table["dataset"] == name)], groups.get(method, method)
+            _dots(axis, np.full(len(rows), trainable[method] / 1e6), rows, looks[group], group)
+            marks += [(method.removeprefix(f"{group} "), trainable[method] / 1e6, 100 * value) for value in rows["value"]]
         axis.set(xscale="log", xlabel="trainable parameters (millions)", ylabel=f"{metric} (%)", title=name)
         _plain_log(axis.xaxis)
-        axis.margins(0.12)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(methods)))
+        axis.margins(0.08)
+        for bars in (container.lines[2] for container in axis.containers if many):
+            bars[0].set_alpha(0.3)
+        if marks:
+            _name(axis, marks, [container.lines[0].get_color() for container in axis.containers])
+    if groups:
+        handles = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
     figure.suptitle(f"{metric} against what is trained: up and to the left is better", fontsize=10)
+    return figure
+
+
+@plt.rc_context(STYLE)
+def curves(
+    table: pd.DataFrame, x: Mapping[str, tuple[str, float]], xlabel: str, columns: Sequence[str] = OVERALL,
+    metric: str = "R@1", log2: bool = False,
+) -> Figure:  # fmt: skip
+    """`metric` (tidy `table`) over a number, a panel per column and a line per method, with 95 % bands (Figs. 6 to 8).
+
+    Args:
+        x: for each row its line and its place on the axis, {"PUMA 4": ("PUMA", 4)}; rows that are not in both `x` and
+            `table` are not drawn.
+        columns: datasets, "unified" or "harmonic".
+        log2: an axis of powers of two, on which 0 has its place left of the smallest number.
+    """
+    table = _of_metric(table, metric)
+    table = table[table["row"].isin(list(x))]
+    table = table.assign(line=[x[row][0] for row in table["row"]], x=[x[row][1] for row in table["row"]]).sort_values("x")
+    unknown = [name for name in columns if name not in set(table["dataset"])]
+    if unknown:
+        known = ", ".join(sorted(set(table["dataset"]))) or "none: no row of the table is in x"
+        raise ValueError(f"no column {unknown[0]!r}; known: {known}")
+    wide = min(4, len(columns))
+    tall = -(-len(columns) // wide)
+    figure, axes = _figure(tall, wide, (max(5.0, min(9.5, 4.0 * wide)), 0.6 + (3 if wide < 3 else 2.2) * tall), squeeze=False)
+    lines = [line for line in dict.fromkeys(line for line, _ in x.values()) if line in set(table["line"])]
+    ticks = sorted(set(table["x"]))
+    for axis, name in zip(axes.flat, columns, strict=False):
+        for number, line in enumerate(lines):
+            rows = table[(table["line"] == line) & (table["dataset"] == name)]
+            if len(rows) == 1:  # a band would have no width
+                _dots(axis, rows["x"].to_numpy(float), rows, number, line)
+                continue
+            colour, marker = _look(number)
+            axis.plot(rows["x"], 100 * rows["value"], color=colour, marker=marker, markersize=5, label=line)
+            axis.fill_between(rows["x"], 100 * rows["low"], 100 * rows["high"], color=colour, alpha=0.15, linewidth=0)
+        if log2:
+            axis.set_xscale("symlog", base=2, linscale=0.5, linthresh=min((t for t in ticks if t > 0), default=1))
+        axis.set(title=name, xlabel=xlabel, xticks=ticks, xticklabels=[f"{tick:g}" for tick in ticks])
+        axis.xaxis.set_minor_locator(NullLocator())
+    for axis in axes[:, 0]:
+        axis.set_ylabel(f"{metric} (%)")
+    for axis in axes.flat[len(columns):]:
+        axis.axis("off")
+    if len(lines) > 1:
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=min(6, len(lines)))
     return figure
 
 
@@ -276,6 +339,35 @@ def _dots(axis, x: np.ndarray, rows: pd.DataFrame, number: int, label: str) -> N
     spread = 100 * np.stack([rows["value"] - rows["low"], rows["high"] - rows["value"]]).astype(float)
     colour, marker = _look(number)
     axis.errorbar(x, value, np.maximum(spread, 0), fmt=marker, color=colour, markersize=5, elinewidth=1.2, label=label)
+
+
+def _name(axis, marks: list[tuple[str, float, float]], colours: list[str]) -> None:
+    """Write names beside points (name, x, y) of a logarithmic x; where they crowd, spread the names, with lines to them."""
+    box = axis.get_position()
+    inches = (0.2 + 0.06 * max(len(mark[0]) for mark in marks), 0.15)  # of a name, with its distance
+    width, height = np.array(inches) / (box.width, box.height) / axis.figure.get_size_inches()
+    left, right = axis.get_xlim()
+    axis.set_xlim(left, right * (right / left) ** (width / (1 - width)))
+    at = (axis.transData + axis.transAxes.inverted()).transform([mark[1:] for mark in marks])  # (n, 2), fractions
+    order = np.argsort(at[:, 0], kind="stable")
+    columns = np.split(order, np.flatnonzero(np.diff(at[order, 0]) > 0.03) + 1)
+    for left, right in itertools.pairwise(range(len(columns))):
+        near = at[columns[right], 0].min() - at[columns[left], 0].max() < width
+        if near and np.abs(np.subtract.outer(at[columns[left], 1], at[columns[right], 1])).min() < 2 * height:
+            columns[left], columns[right] = [], np.concatenate([columns[left], columns[right]])  # names right of both
+    for column in (column for column in columns if len(column)):
+        column = column[np.argsort(at[column, 1], kind="stable")]
+        steps = height * np.arange(len(column))
+        # The heights nearest to the points' own that are a name's height apart.
+        places = isotonic_regression(at[column, 1] - steps).x.clip(0.02, max(0.02, 0.98 - steps[-1])) + steps
+        for number, place in zip(column, places, strict=True):
+            name, *point = marks[number]
+            ours = name.lower() == "puma"
+            axis.annotate(
+                name, point, (at[column, 0].max() + 0.025, place), textcoords="axes fraction", va="center", color=colours[number],
+                fontsize=10 if ours else 7.5, fontweight="bold" if ours else "normal",
+                arrowprops=dict(arrowstyle="-", color=colours[number], linewidth=0.5, shrinkA=1, shrinkB=3, relpos=(0, 0.5)),
+            )  # fmt: skip
 
 
 def _plain_log(axis) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 from PIL import Image
 
 from pumalib import plots
@@ -112,6 +116,44 @@ def test_accuracy_against_parameters():
     assert harmonic.get_xscale() == "log" and unified.containers[1].lines[0].get_ydata() == pytest.approx([60])
     with pytest.raises(ValueError, match="trainable lacks the number of parameters of 'puma'"):
         plots.accuracy_against_parameters(table, {"full": 1})
+
+
+def test_accuracy_against_parameters_names_many_methods_without_overlap():
+    losses = ["Triplet", "Margin", "MS", "PA", "SoftTriple", "CosFace", "ArcFace", "CurricularFace", "Hyp"]
+    methods = {f"{group} {loss}": group for group in ("specific", "universal") for loss in losses} | {"PUMA": "PUMA"}
+    table = tidy(**{name: (0.5 + i / 1e4, 0.2, 0.4, 0.6 + i / 1e4) for i, name in enumerate(methods)}, pretrained=[0.4] * 4)
+    trainable = {name: {"specific": 173.7e6, "universal": 21.7e6, "PUMA": 2.5e6}[methods[name]] for name in methods}
+    figure = plots.accuracy_against_parameters(table, trainable | {"pretrained": 0}, groups=methods)
+    figure.draw_without_rendering()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["specific", "universal", "PUMA"]
+    for axis in figure.axes:
+        assert sorted(texts(axis)) == sorted(losses * 2 + ["PUMA"])  # what trains nothing has no place on the axis
+        boxes = [Text.get_window_extent(text) for text in axis.texts]  # without its line
+        boxes = [Bbox.from_extents(box.x0 + 1, box.y0 + 1, box.x1 - 1, box.y1 - 1) for box in boxes]
+        inside = axis.get_window_extent().padded(2)
+        assert not any(one.overlaps(two) for one, two in itertools.combinations(boxes, 2))
+        assert all(inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1 for box in boxes)
+
+
+def test_curves_draw_a_line_per_method_over_the_number():
+    values = {"PUMA 4": (0.6, 0.3, 0.5, 0.4), "PUMA 0": (0.5, 0.2, 0.4, 0.3), "PUMA 1": (0.4, 0.1, 0.3, 0.2)}
+    table = tidy(**values, linear=(0.3, 0.2, 0.1, 0.2), other=(0.9, 0.9, 0.9, 0.9))
+    x = {row: ("PUMA", int(row[-1])) for row in values} | {"linear": ("linear", 1), "not run": ("full", 1)}
+    figure = plots.curves(table, x, "shots", columns=("unified", "harmonic", "b"), log2=True)
+    unified, _, b = figure.axes
+    assert [axis.get_title() for axis in figure.axes] == ["unified", "harmonic", "b"]
+    assert unified.lines[0].get_xydata() == pytest.approx(np.array([[0, 50], [1, 40], [4, 60]]))
+    assert b.lines[0].get_ydata() == pytest.approx([40, 30, 50])
+    band = unified.collections[0].get_paths()[0].vertices
+    assert band[:, 1].min() == pytest.approx(30) and band[:, 1].max() == pytest.approx(80)
+    assert b.containers[0].lines[0].get_xydata() == pytest.approx(np.array([[1, 10]]))  # a single point has a bar
+    assert [tick.get_text() for tick in unified.get_xticklabels()] == ["0", "1", "4"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PUMA", "linear"]
+    assert plots.curves(table, x, "shots").axes[0].get_xscale() == "linear"
+    with pytest.raises(ValueError, match="no column 'c'; known: a, b, harmonic, unified"):
+        plots.curves(table, x, "shots", columns=("c",))
+    with pytest.raises(ValueError, match="no row of the table is in x"):
+        plots.curves(table, {"puma": ("PUMA", 1)}, "shots")
 
 
 def test_tables_that_cannot_be_drawn():
