@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -149,19 +151,21 @@ def test_what_tells_classes_apart_conflicts(benchmark):
         assert colour[name] < 2 and outline[name] > 4, name
 
 
-def test_the_weights_fit_the_backbone_and_the_repository():
-    state = safetensors.torch.load_file(backbones.MINI_VIT_WEIGHTS)
-    assert backbones.MINI_VIT_WEIGHTS.stat().st_size <= 4 * 2**20
+@pytest.mark.parametrize(("name", "mebibytes"), [("mini_vit", 4), ("mini_vit_64", 1)])
+def test_the_weights_fit_the_backbone_and_the_repository(name, mebibytes):
+    file = backbones.embedded_weights(name)
+    state = safetensors.torch.load_file(file)
+    assert file.stat().st_size <= mebibytes * 2**20
     assert {tensor.dtype for tensor in state.values()} == {torch.float16}
-    backbones.mini_vit().load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    backbone = backbones.create(name, "embedded")
+    assert backbone.embed_dim == backbones.EMBEDDED[name] and backbone.blocks[0].attn.head_dim == 32
+    assert all(torch.equal(tensor, state[key].float()) for key, tensor in backbone.state_dict().items())
+    assert backbones.weights_digest(name, "embedded") == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def test_the_frozen_backbone_finds_every_dataset_neither_trivial_nor_hopeless(benchmark):
     """The rule of calibration: raw Recall@1 in 0.25 .. 0.90 everywhere."""
-    model = backbones.mini_vit()
-    state = safetensors.torch.load_file(backbones.MINI_VIT_WEIGHTS)
-    model.load_state_dict({name: tensor.float() for name, tensor in state.items()})
-    model.eval()
+    model = backbones.create("mini_vit", "embedded").eval()
     pixels = benchmark.pixels[benchmark.test["path"].to_numpy(int)]
     with torch.no_grad():
         images = torch.from_numpy(pixels).permute(0, 3, 1, 2)

@@ -269,11 +269,17 @@ def test_weights_of_the_wrong_shape_are_refused_by_name(tmp_path):
 def test_unknown_names_and_impossible_methods():
     with pytest.raises(ValueError, match="unknown backbone 'vit_smal_patch16_224'; near: vit_small_patch16_224"):
         models.build("linear", "vit_smal_patch16_224", pretrained=False)
+    with pytest.raises(ValueError, match="unknown backbone 'mini_vit_32'; near: mini_vit, mini_vit_64; known: mini_vit, mini_vit_64 and timm's"):
+        models.build("linear", "mini_vit_32", pretrained="embedded")
+    with pytest.raises(ValueError, match="backbone mini_vit_64 takes 32 px images, not image_size = 64"):
+        models.build("linear", "mini_vit_64", pretrained="embedded", image_size=64)
+    with pytest.raises(ValueError, match=r"mini_vit.safetensors does not fit backbone 'mini_vit_64': cls_token is \(1, 1, 128\)"):
+        models.build("linear", "mini_vit_64", pretrained=str(backbones.embedded_weights("mini_vit")))
     with pytest.raises(ValueError, match="unknown method 'adaptor'; known: "):
         models.build("adaptor", "mini_vit", pretrained=False)
     with pytest.raises(ValueError, match="ResNet has none: use 'full', 'linear' or 'mlp3'"):
         models.build("puma", "resnet18", pretrained=False)
-    with pytest.raises(ValueError, match="'embedded' is only for the backbone 'mini_vit'"):
+    with pytest.raises(ValueError, match="'embedded' is only for mini_vit, mini_vit_64; for 'vit_tiny_patch16_224'"):
         models.build("linear", "vit_tiny_patch16_224", pretrained="embedded")
 
 

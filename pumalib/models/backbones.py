@@ -1,4 +1,4 @@
-"""Backbones: any timm vision transformer (or ResNet), and the embedded `mini_vit` of the `mini` benchmark."""
+"""Backbones: any timm vision transformer (or ResNet), and the two embedded ones of the `mini` benchmark."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ from torch import nn
 
 from .. import paths
 
-MINI_VIT = "mini_vit"
-MINI_VIT_SIZES = dict(img_size=32, patch_size=4, embed_dim=128, depth=5, num_heads=4, mlp_ratio=4)
-MINI_VIT_WEIGHTS = paths.MINI / "mini_vit.safetensors"  # float16, made by notebooks/90_pretrain_mini_backbone.ipynb
+EMBEDDED = {"mini_vit": 128, "mini_vit_64": 64}  # name: width
 
 
-def mini_vit() -> VisionTransformer:
-    """The 1 M parameter ViT of the `mini` benchmark (32 px, patch 4, width 128, 5 layers), untrained."""
-    return VisionTransformer(**MINI_VIT_SIZES, num_classes=0)
+def mini_vit(width: int = 128) -> VisionTransformer:
+    """A ViT of the `mini` benchmark (32 px, patch 4, 5 layers, heads of 32 features), untrained; 1 M parameters at 128."""
+    sizes = dict(img_size=32, patch_size=4, embed_dim=width, depth=5, num_heads=width // 32, mlp_ratio=4)
+    return VisionTransformer(**sizes, num_classes=0)
+
+
+def embedded_weights(name: str) -> Path:
+    """The file of an embedded backbone, float16, made by notebooks/90_pretrain_mini_backbone.ipynb."""
+    return paths.MINI / f"{name}.safetensors"
 
 
 def create(name: str, pretrained: str | bool | Path | None = "hub", image_size: int | None = None) -> nn.Module:
     """A backbone without its classifier.
 
     Args:
-        name: "mini_vit", or a timm model name; name the tag too (`vit_small_patch16_224.augreg_in21k`),
+        name: "mini_vit", "mini_vit_64", or a timm model name; name the tag too (`vit_small_patch16_224.augreg_in21k`),
             since the default weights of a bare name have changed over timm's versions.
-        pretrained: where the weights are: "embedded" (mini_vit only), "hub" or True (timm's), "random",
+        pretrained: where the weights are: "embedded" (the mini_vit only), "hub" or True (timm's), "random",
             False or None, or a file (.safetensors, .pth, .npz).
         image_size: pixels, a multiple of the patch; None: the backbone's own. Position embeddings are resampled to it.
 
@@ -39,20 +43,21 @@ def create(name: str, pretrained: str | bool | Path | None = "hub", image_size: 
         FileNotFoundError: no such file, or no weights to be had from the hub; the message says what to do.
     """
     source = source_of(pretrained)
-    if name == MINI_VIT:
+    if name in EMBEDDED:
         if image_size not in (None, 32):
-            raise ValueError(f"backbone mini_vit takes 32 px images, not image_size = {image_size}")
-        model = mini_vit()
+            raise ValueError(f"backbone {name} takes 32 px images, not image_size = {image_size}")
+        model = mini_vit(EMBEDDED[name])
         if source != "random":
-            load_weights(model, MINI_VIT_WEIGHTS if source in ("embedded", "hub") else paths.resolve(source), name)
+            load_weights(model, embedded_weights(name) if source in ("embedded", "hub") else paths.resolve(source), name)
         return model
+    if not timm.is_model(name.split(".")[0]):
+        near = difflib.get_close_matches(name, [*EMBEDDED, *timm.list_models("vit*"), *timm.list_models("deit*")], 4)
+        known = ", ".join(EMBEDDED)
+        raise ValueError(f"unknown backbone {name!r}; near: {', '.join(near) or 'none'}; known: {known} and timm's models")
     if source == "embedded":
         raise ValueError(
-            f"pretrained = 'embedded' is only for the backbone 'mini_vit'; for {name!r} give 'hub', 'random' or a file"
+            f"pretrained = 'embedded' is only for {', '.join(EMBEDDED)}; for {name!r} give 'hub', 'random' or a file"
         )
-    if not timm.is_model(name.split(".")[0]):
-        near = difflib.get_close_matches(name, [MINI_VIT, *timm.list_models("vit*"), *timm.list_models("deit*")], 4)
-        raise ValueError(f"unknown backbone {name!r}; near: {', '.join(near) or 'none'}; known: mini_vit and timm's models")
     size = {} if image_size is None or not _is_vit(name) else {"img_size": image_size}
     pool = {} if _is_vit(name) else {"global_pool": "avgmax"}  # Table 10's CNN rows: average + max pooling
     if source != "hub":
@@ -86,9 +91,7 @@ def source_of(pretrained: str | bool | Path | None) -> str:
 
 
 def _is_vit(name: str) -> bool:
-    return name == MINI_VIT or timm.models.model_entrypoint(name.split(".")[0]).__module__.endswith(
-        ("vision_transformer", "deit")
-    )
+    return timm.models.model_entrypoint(name.split(".")[0]).__module__.endswith(("vision_transformer", "deit"))
 
 
 def load_weights(model: nn.Module, file: Path, name: str) -> None:
@@ -124,9 +127,9 @@ def weights_digest(name: str, pretrained: str | bool | Path | None) -> str:
     source = source_of(pretrained)
     if source == "random":
         return "random"
-    if source == "hub" and name != MINI_VIT:
+    if source == "hub" and name not in EMBEDDED:
         return f"hub:{timm.get_pretrained_cfg(name).hf_hub_id or name}:{name}" if timm.is_model(name.split(".")[0]) else name
-    file = MINI_VIT_WEIGHTS if source in ("embedded", "hub") else paths.resolve(source)
+    file = embedded_weights(name) if source in ("embedded", "hub") else paths.resolve(source)
     if not file.is_file():
         raise FileNotFoundError(f"no weights at {file}; pretrained = a file, absolute or relative to the project, or 'hub'")
     return hashlib.sha256(file.read_bytes()).hexdigest()
