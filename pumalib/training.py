@@ -1,7 +1,8 @@
 """Training: `train(run, folder)` fills a run's folder, can be killed anywhere, and goes on where it was.
 
 All randomness of a step comes from (seed, epoch, step), never from what happened before it; so a resumed run
-draws what an uninterrupted one draws, and a checkpoint holds no random state.
+draws what an uninterrupted one draws, and a checkpoint holds no random state.  Under torchrun several processes
+train one run (`distributed`): all go through the same steps, and the first one alone writes and evaluates.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from . import config, data, evaluation, losses, models, paths
+from . import config, data, distributed, evaluation, losses, models, paths
 from .config import Run
 from .data import Benchmark, decoding, loading, packing, sampling
+from .distributed import backward
 from .models import EmbeddingModel
 
 KS = (1, 2, 4, 8, 10, 20, 100)  # the k of every R@k the paper prints, and 8
@@ -71,6 +73,8 @@ def train(run: Run, folder: Path) -> Path:
     _write(folder / "environment.json", json.dumps(environment, indent=2))
 
     log = _fit(_Training(run, folder, model, loss), benchmark, labels) if trains else []
+    if not distributed.leave():
+        return folder
     embeddings = embed(model, benchmark, benchmark.test, run.data, device=device)
     scores = evaluation.scores(embeddings, benchmark.test, KS, distance=loss.metric, device=device)
     models.save(model, run, folder)
@@ -85,9 +89,10 @@ def train(run: Run, folder: Path) -> Path:
 def _fit(training: _Training, benchmark: Benchmark, labels: np.ndarray) -> list[dict]:
     """Train from where the checkpoint stands to the end; the log of all epochs."""
     run, at = training.run, training.resume()
-    steps = len(plan_epoch(labels, training.loss.batches, run, 0))
+    steps = len(distributed.share(plan_epoch(labels, training.loss.batches, run, 0)))
     with tqdm(total=run.training.epochs * steps, initial=at.epoch * steps + at.step, unit="batch", leave=False,
-              desc=training.folder.name, mininterval=0.2 if sys.stderr.isatty() else 5) as progress:  # fmt: skip
+              desc=training.folder.name, disable=distributed.rank() > 0,
+              mininterval=0.2 if sys.stderr.isatty() else 5) as progress:  # fmt: skip
         while training.at.epoch < run.training.epochs:
             training.epoch(benchmark, labels, progress)
     return training.at.log
@@ -122,6 +127,7 @@ class _Training:
 
     def __init__(self, run: Run, folder: Path, model: EmbeddingModel, loss: nn.Module):
         self.run, self.folder, self.model, self.loss = run, folder, model, loss
+        self.network = distributed.network(model)
         self.optimizer = make_optimizer(model, loss, run)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.at = _Position()
@@ -129,13 +135,13 @@ class _Training:
     def epoch(self, benchmark: Benchmark, labels: np.ndarray, progress: tqdm) -> None:
         """Train from the position to the end of its epoch; log it and write a checkpoint."""
         run, at, recipe = self.run, self.at, self.run.training
-        plan = plan_epoch(labels, self.loss.batches, run, at.epoch)
+        plan = distributed.share(plan_epoch(labels, self.loss.batches, run, at.epoch))
         mean, std = models.backbones.normalisation(self.model.backbone)
         device = next(self.model.parameters()).device
         batches = loading.batches(
             benchmark, benchmark.train, plan, train=True, size=run.data.image_size, mean=mean, std=std, labels=labels,
             seed=run.seed, epoch=at.epoch, start=at.step, workers=recipe.workers, crop_scale=run.data.crop_scale,
-            flip=run.data.flip, pin=device.type == "cuda", device=device,
+            flip=run.data.flip, pin=device.type == "cuda", device=device, part=distributed.rank(),
         )  # fmt: skip
         checked = clock = time.monotonic()
         for images, targets, _ in batches:
@@ -143,7 +149,7 @@ class _Training:
             self.step(images, targets, lr)
             now = time.monotonic()
             at.seconds, clock = at.seconds + now - clock, now
-            at.images, at.step = at.images + len(images), at.step + 1
+            at.images, at.step = at.images + len(images) * distributed.size(), at.step + 1
             progress.set_postfix_str(f"loss {at.loss / at.step:.3f}, {at.images / at.seconds:.0f} images/s", refresh=False)
             progress.update()
             if now - checked > recipe.checkpoint_seconds and at.step < len(plan):
@@ -162,9 +168,9 @@ class _Training:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["factor"]
         self.optimizer.zero_grad(set_to_none=True)
-        gates = self.model.draw_gates(len(images), generator)
+        gates = self.model.draw_gates(len(images) * distributed.size(), generator)
         value = backward(
-            self.model, self.loss, images, targets, gates, run.training.micro_batch, precision(run, images.device)
+            self.network, self.loss, images, targets, gates, run.training.micro_batch, precision(run, images.device)
         ).item()
         if not math.isfinite(value):
             raise self.not_finite(f"the loss is {value}")
@@ -183,6 +189,8 @@ class _Training:
 
     def checkpoint(self) -> None:
         """Write `checkpoint.pt`, keeping the one before; refuse to save weights that are not finite."""
+        if distributed.rank() > 0:
+            return
         if not all(bool(torch.isfinite(p).all()) for p in self.parameters):
             raise self.not_finite("a weight is no longer finite")
         state = dict(
@@ -215,46 +223,6 @@ class _Training:
         if any((self.folder / name).is_file() for name in CHECKPOINTS):
             warnings.warn(f"no checkpoint in {self.folder} can be read: training starts from the beginning", stacklevel=2)
         return self.at
-
-
-def backward(model: EmbeddingModel, loss: nn.Module, images: Tensor, targets: Tensor, gates: dict[str, Tensor],
-             micro_batch: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:  # fmt: skip
-    """The loss of one batch, its gradients left in `model` and `loss`.
-
-    With `micro_batch` the batch passes the network in parts, twice: once without a graph for the embeddings
-    and the gradient of the loss with respect to them, once to carry that gradient on (Gao et al., 2021,
-    "Scaling deep contrastive learning batch size under memory limited setup").  The gradient is that of the
-    whole batch, also for losses that compare its images with one another.
-
-    Args:
-        images: (B, 3, H, W).
-        targets: (B,), from 0 to C - 1.
-        gates: from `model.draw_gates(B)`.
-        micro_batch: images per forward pass; 0: all.
-        dtype: bfloat16 turns autocast on for the network; losses compute in float32 in any case.
-    """
-
-    def embed_part(part: slice) -> Tensor:
-        own = {name: gate[..., part] if gate.shape[-1] > 1 else gate for name, gate in gates.items()}
-        with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            return model(images[part], own)
-
-    size = micro_batch or len(images)
-    parts = [slice(first, first + size) for first in range(0, len(images), size)]
-    if len(parts) == 1:
-        value = loss(embed_part(parts[0]), targets)
-        value.backward()
-        return value.detach()
-    if model.training and any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules()):
-        raise ValueError("micro_batch would change what batch normalisation sees: use 0 with this backbone")
-    with torch.no_grad():
-        embeddings = torch.cat([embed_part(part) for part in parts])
-    embeddings.requires_grad_()
-    value = loss(embeddings, targets)
-    value.backward()
-    for part in parts:
-        embed_part(part).backward(embeddings.grad[part])
-    return value.detach()
 
 
 def make_optimizer(model: EmbeddingModel, loss: nn.Module, run: Run) -> torch.optim.AdamW:
@@ -341,12 +309,16 @@ def describe(run: Run, model: EmbeddingModel, benchmark: Benchmark, device: torc
         revision = None
     return dict(
         python=platform.python_version(), torch=torch.__version__, timm=timm.__version__, numpy=np.__version__,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", threads=torch.get_num_threads(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", processes=distributed.size(),
+        threads=torch.get_num_threads(),
         precision=str(precision(run, device)).removeprefix("torch."), revision=revision,
         data=benchmark.digest(), form=benchmark.form, weights=models.backbones.state_digest(model.backbone),
     )  # fmt: skip
 
 
 def _write(file: Path, text: str) -> None:
+    """Write a file in the first process."""
+    if distributed.rank() > 0:
+        return
     with paths.written_whole(file) as temporary:
         temporary.write_text(text, encoding="utf-8")

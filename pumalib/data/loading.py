@@ -248,6 +248,7 @@ def batches(
     labels: Sequence[int] | None = None,
     seed: int = 0,
     epoch: int = 0,
+    part: int = 0,
     start: int = 0,
     workers: int = 0,
     crop_scale: tuple[float, float] = (0.2, 1.0),
@@ -269,6 +270,7 @@ def batches(
         mean, std: of the backbone's own pretraining, per channel, for values from 0 to 1.
         labels: for each of `rows`; by default its column `label`.
         seed, epoch: augmentation depends on these and on the batch's position only.
+        part: each of `index_batches` is this one (from 0) of the equal parts of a batch, and augmented as there.
         start: begin with this batch, as if those before it had been taken.
         workers: processes that decode image files; 0: this one.  Embedded pixels never need any.
         resize: see `test_size`.
@@ -281,7 +283,7 @@ def batches(
     labels = torch.tensor(np.array(rows["label"] if labels is None else labels, np.int64))
     scale = 1 / (torch.tensor(std, device=device)[:, None, None] * 255)
     shift = torch.tensor(mean, device=device)[:, None, None] * 255 * scale
-    draws = partial(_draws, seed, epoch) if train else None
+    draws = partial(_draws, seed, epoch, part) if train else None
     if benchmark.pixels is None:
         files = _Files(benchmark, rows, index_batches, draws, size, crop_scale, flip, resize)
         images = _file_batches(files, start, workers, pin)
@@ -310,6 +312,7 @@ def _normalised(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> to
     return out
 
 
-def _draws(seed: int, epoch: int, place: int, count: int) -> list[list[float]]:
-    """(count, 23) random numbers in [0, 1) that augment the batch at `place`: one flips, the others crop."""
-    return np.random.default_rng((_AUGMENT, seed, epoch, place)).random((count, 2 * _TRIES + 3)).tolist()
+def _draws(seed: int, epoch: int, part: int, place: int, count: int) -> list[list[float]]:
+    """(count, 23) random numbers in [0, 1) that augment a part of the batch at `place`: one flips, the others crop."""
+    draws = np.random.default_rng((_AUGMENT, seed, epoch, place)).random(((part + 1) * count, 2 * _TRIES + 3))
+    return draws[part * count :].tolist()
