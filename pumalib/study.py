@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,7 +61,7 @@ def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collecti
             places = [run_folder(run, profile.name) for run in runs]
             missing |= dict(zip(places, runs, strict=True))
             if isinstance(wanted, Ensemble):
-                places = [_ensemble_folder(places)]
+                places = [ensemble_folder(places)]
                 ensembles[places[0]] = runs
             folders[row] += places
     if _plan is not None:
@@ -75,7 +75,7 @@ def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collecti
     for folder, run in tqdm(missing.items(), desc="runs", unit="run", disable=not missing):
         train(run, folder)
     for folder, runs in tqdm(ensembles.items(), desc="ensembles", leave=False):
-        _average(folder, runs, profile.name)
+        average(folder, runs, profile.name)
     return collect(folders, profile.name)
 
 
@@ -103,32 +103,32 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def _ensemble_folder(members: list[Path]) -> Path:
+def ensemble_folder(members: list[Path]) -> Path:
+    """Where an ensemble of these runs lives, by the name of their method and loss and a hash of theirs."""
     name = members[0].name.rsplit("-", 1)[0]
-    return members[0].with_name(f"{name}-ensemble-{_hash([member.name for member in members])}")
+    return members[0].with_name(f"{name}-ensemble-{short_hash([member.name for member in members])}")
 
 
-def _average(folder: Path, runs: list[Run], profile: str) -> None:
+def average(folder: Path, runs: list[Run], profile: str) -> None:
     """Judge an ensemble: what is its own of each member, and the mean of all embeddings on the union."""
     make_folder(folder)
     with FileLock(folder / ".lock"):
         if (folder / training.FINISHED).is_file():
             return
-        members = [run_folder(run, profile) for run in runs]
+        places = [run_folder(run, profile) for run in runs]
         union = replace(runs[0].data, datasets=tuple(run.data.datasets[0] for run in runs))
         images = training.load_data(union).test.reset_index(drop=True)
         loss = losses.make(runs[0].loss, 2, runs[0].dim, **runs[0].loss_settings)
         judge = partial(evaluation.scores, ks=training.KS, distance=loss.metric, device=_device(runs[0]))
-        outputs = [embeddings(member, union)[0] for member in members]
+        outputs = [embeddings(place, union)[0] for place in places]
         scores = judge(loss.average(torch.from_numpy(np.stack(outputs))), images)
         for output, run in zip(outputs, runs, strict=True):
             (name,) = run.data.datasets
             mine = (images["dataset"] == name).to_numpy()
             scores.values[name] = judge(output[mine], images[mine]).values[name]
-        metrics = [json.loads((member / training.FINISHED).read_text(encoding="utf-8")) for member in members]
-        for file in ("run.json", "environment.json"):
-            texts = [json.loads((member / file).read_text(encoding="utf-8")) for member in members]
-            content = dict(members=[m.name for m in members]) if file == "run.json" else texts[0]
+        metrics = [json.loads((place / training.FINISHED).read_text(encoding="utf-8")) for place in places]
+        environment = json.loads((places[0] / "environment.json").read_text(encoding="utf-8"))
+        for file, content in {"run.json": dict(members=[p.name for p in places]), "environment.json": environment}.items():
             with paths.written_whole(folder / file) as temporary:
                 temporary.write_text(json.dumps(content, indent=2), encoding="utf-8")
         training.finish(
@@ -159,31 +159,26 @@ def with_model(folder: Path) -> Path:
         if not (folder / models.saving.FILE).is_file():
             again = folder / "again"
             make_folder(again)
-            training.train(Run.from_json((folder / "run.json").read_text(encoding="utf-8")), again)
+            training.train(read_run(folder), again)
             (again / models.saving.FILE).replace(folder / models.saving.FILE)
             shutil.rmtree(again)
     return folder
 
 
-def derived(name: str, folders: list[Path], profile: str, compute: Callable[[], pd.DataFrame], **settings) -> pd.DataFrame:
-    """A table that needs trained models, kept in `results/<profile>/derived/` for those who have only the numbers.
-
-    Args:
-        name: of the file, which ends in a hash of the runs and `settings`.
-        folders: of the runs it depends on.
-        compute: makes it.
-        settings: whatever else it depends on.
-    """
-    key = _hash([[folder.name for folder in folders], settings])
-    file = paths.RESULTS / profile / "derived" / f"{name}-{key}.csv"
-    if not file.is_file():
-        table = compute()
-        with paths.written_whole(file) as temporary:
-            table.to_csv(temporary, index=False, float_format="%.6g")
-    return pd.read_csv(file)
+def members(folder: Path) -> dict[str, Path]:
+    """Per dataset the folder of an ensemble's member."""
+    names = json.loads((folder / "run.json").read_text(encoding="utf-8"))["members"]
+    found = [folder.with_name(name) for name in names]
+    return {read_run(member).data.datasets[0]: member for member in found}
 
 
-def _hash(content) -> str:
+def read_run(folder: Path) -> Run:
+    """The `Run` of a folder."""
+    return Run.from_json((folder / "run.json").read_text(encoding="utf-8"))
+
+
+def short_hash(content) -> str:
+    """Eight hexadecimal digits that tell JSON contents apart."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 

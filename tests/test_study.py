@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from pumalib import config, models, paths, study, training
-from pumalib import results as results_module
 
 PROFILE = config.Profile(
     "test", data=config.Data(datasets=("digits", "aircraft"), image_size=32), pretrained="random", dim=16, seeds=(0, 1),
@@ -65,12 +64,67 @@ def test_test_embeddings_of_a_finished_run_give_its_numbers(results):
     assert models.load(folder).run == replace(PROFILE.run("puma"), seed=0)
 
 
-def test_interval_adds_both_sources_of_chance():
-    one = results_module.interval(np.array([0.5]), np.array([0.4]), np.array([0.7]))
-    assert (one["value"], one["low"], one["high"]) == pytest.approx((0.5, 0.4, 0.7)) and np.isnan(one["sd"])
-    two = results_module.interval(np.array([0.4, 0.6]), np.array([0.3, 0.5]), np.array([0.5, 0.7]))
-    half = np.hypot(0.1, 12.7062 * np.sqrt(0.02) / np.sqrt(2))  # Student's t of one degree of freedom
-    assert (two["low"], two["high"]) == pytest.approx((0.5 - half, 0.5 + half))
+def test_an_ensemble_is_its_members_and_their_mean(results, monkeypatch):
+    from pumalib import evaluation
+
+    monkeypatch.setattr(paths, "RESULTS", results.folders["PUMA"][0].parents[2])
+    one = replace(PROFILE, seeds=(0,))
+    both = study.run_all({"specific": study.specific(one.run("linear")), "Linear": one.run("linear")}, one)
+    members = study.members(both.folders["specific"][0])
+    assert list(members) == ["digits", "aircraft"]
+    vectors, images = zip(*(study.embeddings(folder, one.data) for folder in members.values()))
+    mean = evaluation.evaluate((vectors[0] + vectors[1]) / 2, images[0], (1,), bootstrap=0)["R@1"]
+    wide = both.wide().loc["specific"]
+    assert wide["unified"] == pytest.approx(mean["unified"], abs=1e-6)
+    own = {name: study.collect({name: [folder]}, "test").wide().loc[name, name] for name, folder in members.items()}
+    assert dict(wide[["digits", "aircraft"]]) == pytest.approx(own)
+    assert wide["harmonic"] == pytest.approx(2 / sum(1 / value for value in own.values()))
+    assert both.parameters.loc["specific", "total"] == 2 * both.parameters.loc["Linear", "total"]
+
+
+def test_side_rows_have_seeds_of_their_own(results, monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", results.folders["PUMA"][0].parents[2])
+    monkeypatch.setattr(training, "_Training", None)  # training anything fails
+    side = study.run_all({"a": PROFILE.run("puma"), "b": PROFILE.run("linear")}, replace(PROFILE, side_seeds=(1,)), side=["a"])
+    assert [len(side.folders[row]) for row in "ab"] == [1, 2] and side.folders["a"] == results.folders["PUMA"][1:]
+
+
+def test_planning_tells_the_runs_and_trains_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    with pytest.raises(study.Planned), study.planning() as plan:
+        study.run_all({"a": PROFILE.run("puma"), "b": study.specific(PROFILE.run("linear"))}, PROFILE)
+    assert len(plan) == 2 + 2 * 2 and not list(tmp_path.iterdir())
+    assert {run.seed for run in plan.values()} == {0, 1}
+
+
+def test_a_model_that_was_not_kept_is_trained_again(results, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(results.folders["Linear"][0], tmp_path / results.folders["Linear"][0].name)
+    (folder / "model.safetensors").unlink()
+    again, _ = study.embeddings(folder)
+    before, _ = study.embeddings(results.folders["Linear"][0])
+    np.testing.assert_allclose(again, before, atol=1e-5)
+    assert (folder / "model.safetensors").is_file() and not (folder / "again").exists()
+
+
+def test_derived_tables_are_made_once(tmp_path):
+    from pumalib import analysis
+
+    calls = []
+    table = pd.DataFrame(dict(a=[1, 2], b=["x", "y"]))
+    for size in (1, 1, 2):
+        found = analysis.derived("t", tmp_path, lambda: calls.append(1) or table, size=size)
+        pd.testing.assert_frame_equal(found, table)
+    assert len(calls) == 2 and len(list((tmp_path / "derived").iterdir())) == 2
+
+
+def test_few_shots_are_drawn_by_the_seed():
+    data = replace(PROFILE.data, shots=2)
+    one, other = (training.load_data(data, seed).train for seed in (0, 1))
+    assert (one.groupby("label").size() == 2).all() and not one["path"].equals(other["path"])
+    few, all_images = training.load_data(data, 1).test, training.load_data(PROFILE.data).test
+    pd.testing.assert_frame_equal(few.reset_index(drop=True), all_images.reset_index(drop=True))
 
 
 def test_results_folder_that_cannot_be_made(monkeypatch, tmp_path):
