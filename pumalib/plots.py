@@ -1,4 +1,4 @@
-"""The study's figures, each a function from tables and pictures to a matplotlib Figure.
+"""The study's figures, each a function from tables to a matplotlib Figure; those of images stand in `pictures`.
 
 Accuracies come as the tidy table the notebooks write: a row per (row, dataset, metric) with `value`, `low` and
 `high` as fractions, where `row` names the method and `dataset` may be "unified" or "harmonic".  A figure is
@@ -7,6 +7,7 @@ closed for pyplot when it is returned: a notebook shows it once, as the value of
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,9 +17,8 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogFormatter, NullLocator
-from PIL import Image, ImageOps
+from PIL import Image
 from scipy.optimize import isotonic_regression
 
 from . import paths
@@ -26,7 +26,6 @@ from .data import Benchmark
 
 COLOURS = sns.color_palette("colorblind", 10).as_hex()
 MARKERS = "osD^vPX<>"  # 9 and 10: no pair of colour and marker returns before the 90th method
-TRUE, FALSE = "#009e73", "#d55e00"  # green and red that a colour-blind reader tells apart (Okabe and Ito)
 INK, FAINT = "#222222", "#dddddd"
 STYLE = {
     "figure.constrained_layout.use": True,
@@ -46,49 +45,29 @@ STYLE = {
     "lines.linewidth": 1.6,
 }
 DPI = 150
-THUMBNAIL = 96  # pixels
 OVERALL = ("unified", "harmonic")
 
 
 def save(figure: Figure, path: str | Path) -> Path:
     """Write `figure` as PNG by write-then-rename, the same bytes for the same figure; returns the path."""
-    path = Path(path)
+    path, drawn = Path(path), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=DPI)
     with paths.written_whole(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=DPI, metadata={"Software": None})
+        temporary.write_bytes(small_png(drawn.getvalue()))
     return path
 
 
-@plt.rc_context(STYLE)
-def contact_sheet(benchmark: Benchmark, per_dataset: int = 12, seed: int = 0) -> Figure:
-    """A row of `per_dataset` pictures per dataset, two by two of one class, with the numbers of classes and images.
-
-    A class of one image takes one place, and a dataset with too few classes a shorter row.
-    """
-    rng = np.random.default_rng(seed)
-    names = benchmark.datasets
-    figure, axes = _figure(len(names), 1, (9.5, 0.25 + 0.85 * len(names)), squeeze=False)
-    for axis, name in zip(axes[:, 0], names, strict=True):
-        images = benchmark.images[benchmark.images["dataset"] == name]
-        classes = rng.permutation(images["label"].unique())[: (per_dataset + 1) // 2]
-        left, shown = 0.0, 0
-        for label in classes:
-            rows = images[images["label"] == label]
-            for row in rng.permutation(len(rows))[: min(2, per_dataset - shown)]:
-                axis.imshow(_thumbnail(benchmark, rows.iloc[row]), extent=(left, left + 1, 0, 1))
-                left, shown = left + 1.03, shown + 1
-            left += 0.12
-        axis.set(xlim=(0, 1.03 * per_dataset + 0.12 * ((per_dataset + 1) // 2)), ylim=(0, 1))
-        axis.axis("off")
-        count = f"{name}\n{images['label'].nunique():,} classes\n{len(images):,} images"
-        axis.text(-0.15, 0.5, count, ha="right", va="center", linespacing=1.4)
-    figure.suptitle("The datasets: neighbouring pairs are of one class", fontsize=10)
-    return figure
+def small_png(content: bytes) -> bytes:
+    """The PNG with a palette of 256 colours: a quarter of the size, where there are photographs."""
+    drawn, result = Image.open(io.BytesIO(content)).convert("RGB"), io.BytesIO()
+    drawn.quantize(256, dither=Image.Dither.NONE).save(result, "PNG", optimize=True)
+    return result.getvalue()
 
 
 @plt.rc_context(STYLE)
 def class_sizes(benchmark: Benchmark) -> Figure:
     """Images per class of each dataset, largest class first, for training and test (Fig. 5)."""
-    figure, axes = _figure(1, 2, (9.5, 3.6), sharey=True)
+    figure, axes = new_figure(1, 2, (9.5, 3.6), sharey=True)
     for axis, part, title in zip(axes, (benchmark.train, benchmark.test), ("Training", "Test"), strict=True):
         for number, name in enumerate(benchmark.datasets):
             sizes = part[part["dataset"] == name]["label"].value_counts().to_numpy()
@@ -106,57 +85,12 @@ def class_sizes(benchmark: Benchmark) -> Figure:
 
 
 @plt.rc_context(STYLE)
-def retrieval_grid(
-    benchmark: Benchmark,
-    query_rows: np.ndarray | list[int],
-    neighbour_rows: np.ndarray | Mapping[str, np.ndarray],
-) -> Figure:
-    """Queries at the left, their nearest images beside them, true matches green and false ones red (Fig. 9).
-
-    Args:
-        query_rows: positions in `benchmark.test`.
-        neighbour_rows: (len(query_rows), k) positions in `benchmark.test`, as `evaluation.neighbours` returns
-            them; or several such arrays by method name, whose rows are stacked under each query.
-    """
-    methods = neighbour_rows if isinstance(neighbour_rows, Mapping) else {"": neighbour_rows}
-    methods = {name: np.asarray(rows) for name, rows in methods.items()}
-    images = benchmark.test
-    for name, rows in methods.items():
-        if rows.ndim != 2 or len(rows) != len(query_rows):
-            raise ValueError(
-                f"neighbour_rows {name!r} has shape {rows.shape}; it needs ({len(query_rows)}, k)"
-            )
-    k = max(rows.shape[1] for rows in methods.values())
-    tall = len(query_rows) * (len(methods) * 1.08 + 0.12)
-    figure, axis = _figure(1, 1, (9.5, 0.4 + tall * 8 / (k + 3.5)))
-    top = 0.0
-    for number, row in enumerate(query_rows):
-        query = images.iloc[row]
-        lead = top + (len(methods) - 1) * 1.08 / 2
-        _picture(axis, benchmark, query, 0, lead, INK)
-        axis.text(-0.15, lead + 0.5, f"{query['dataset']}\n{_short(str(query['class_name']))}", ha="right", va="center")
-        for name, rows in methods.items():
-            for place, other in enumerate(rows[number]):
-                match = images.iloc[other]
-                same = match["dataset"] == query["dataset"] and match["label"] == query["label"]
-                _picture(axis, benchmark, match, 1.35 + 1.08 * place, top, TRUE if same else FALSE, dashed=not same)
-            axis.text(1.4 + 1.08 * k, top + 0.5, name, ha="left", va="center")
-            top += 1.08
-        top += 0.12
-    right = 1.4 + 1.08 * k + (1.6 if any(methods) else 0)
-    axis.set(xlim=(-1.9, right), ylim=(top, -0.1), aspect="equal")
-    axis.axis("off")
-    axis.set_title(f"Query (left) and its {k} nearest: same class green, another class red and dashed")
-    return figure
-
-
-@plt.rc_context(STYLE)
 def accuracy_bars(table: pd.DataFrame, metric: str = "R@1") -> Figure:
     """`metric` of each method (tidy `table`) on each dataset, unified and harmonic, with 95 % intervals (Table 2)."""
     table = _of_metric(table, metric)
     methods, names = list(dict.fromkeys(table["row"])), list(dict.fromkeys(table["dataset"]))
     names = [name for name in names if name not in OVERALL] + [name for name in OVERALL if name in names]
-    figure, axis = _figure(1, 1, (9.5, 3.8))
+    figure, axis = new_figure(1, 1, (9.5, 3.8))
     for place, name in enumerate(names):
         if name in OVERALL:
             axis.axvspan(place - 0.5, place + 0.5, color="#f2f2f2", zorder=0)
@@ -189,7 +123,7 @@ def accuracy_against_parameters(
     groups, methods = groups or {}, [method for method in methods if trainable[method] > 0]  # the axis has no zero
     looks = {group: number for number, group in enumerate(dict.fromkeys(groups.get(m, m) for m in methods))}
     many = len(methods) > 9
-    figure, axes = _figure(*((2, 1, (9.5, 8.4)) if many else (1, 2, (9.5, 3.6))))
+    figure, axes = new_figure(*((2, 1, (9.5, 8.4)) if many else (1, 2, (9.5, 3.6))))
     for axis, name in zip(axes, ("harmonic", "unified"), strict=True):
         marks = []
         for method in methods:
@@ -232,7 +166,7 @@ def curves(
         raise ValueError(f"no column {unknown[0]!r}; known: {known}")
     wide = min(4, len(columns))
     tall = -(-len(columns) // wide)
-    figure, axes = _figure(tall, wide, (max(5.0, min(9.5, 4.0 * wide)), 0.6 + (3 if wide < 3 else 2.2) * tall), squeeze=False)
+    figure, axes = new_figure(tall, wide, (max(5.0, min(9.5, 4.0 * wide)), 0.6 + (3 if wide < 3 else 2.2) * tall), squeeze=False)
     lines = [line for line in dict.fromkeys(line for line, _ in x.values()) if line in set(table["line"])]
     ticks = sorted(set(table["x"]))
     for axis, name in zip(axes.flat, columns, strict=False):
@@ -263,7 +197,7 @@ def embedding_map(points: np.ndarray, images: pd.DataFrame, title: str = "t-SNE 
     points = np.asarray(points)
     if points.shape != (len(images), 2):
         raise ValueError(f"points have shape {points.shape}, the table {len(images)} images: they must be (n, 2)")
-    figure, (by_dataset, by_class) = _figure(1, 2, (9.5, 4.9))
+    figure, (by_dataset, by_class) = new_figure(1, 2, (9.5, 4.9))
     names = list(dict.fromkeys(images["dataset"]))
     dataset, size = images["dataset"].to_numpy(), float(np.clip(12000 / len(images), 1.5, 14))
     for number, name in enumerate(names):
@@ -284,7 +218,7 @@ def embedding_map(points: np.ndarray, images: pd.DataFrame, title: str = "t-SNE 
 @plt.rc_context(STYLE)
 def training_curves(logs: Mapping[str, pd.DataFrame]) -> Figure:
     """Loss per epoch of each run; `logs` are by name, with columns `epoch` and `loss`."""
-    figure, axis = _figure(1, 1, (7, 3.4))
+    figure, axis = new_figure(1, 1, (7, 3.4))
     for number, (name, log) in enumerate(logs.items()):
         colour, marker = _look(number)
         every = max(1, len(log) // 8)
@@ -299,7 +233,7 @@ def training_curves(logs: Mapping[str, pd.DataFrame]) -> Figure:
 def prompt_heatmap(similarities: pd.DataFrame) -> Figure:
     """Mean cosine of the queries of each dataset (rows) with each prompt's key (columns) (Fig. 4, Eq. 8)."""
     rows, columns = similarities.shape
-    figure, axis = _figure(1, 1, (max(4.5, 1.8 + 0.38 * columns), 1.2 + 0.33 * rows))
+    figure, axis = new_figure(1, 1, (max(4.5, 1.8 + 0.38 * columns), 1.2 + 0.33 * rows))
     axis.grid(visible=False)
     bar = {"label": "mean cosine", "pad": 0.02}
     sns.heatmap(similarities, ax=axis, cmap="viridis", linewidths=0.4, linecolor="white", cbar_kws=bar)
@@ -308,7 +242,7 @@ def prompt_heatmap(similarities: pd.DataFrame) -> Figure:
     return figure
 
 
-def _figure(rows: int, columns: int, size: tuple[float, float], **subplots) -> tuple[Figure, np.ndarray]:
+def new_figure(rows: int, columns: int, size: tuple[float, float], **subplots) -> tuple[Figure, np.ndarray]:
     figure, axes = plt.subplots(rows, columns, figsize=size, **subplots)
     plt.close(figure)  # else a notebook shows it twice
     return figure, axes
@@ -374,25 +308,3 @@ def _plain_log(axis) -> None:
     """Tick labels of a logarithmic axis as 0.1, 1, 10, 1,000."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
     axis.set_minor_formatter(LogFormatter())  # labels those between the powers of ten where there is room
-
-
-def _short(text: str, length: int = 16) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _thumbnail(benchmark: Benchmark, image: pd.Series) -> np.ndarray:
-    """(THUMBNAIL, THUMBNAIL, 3) uint8, the centre of a row of the table; small pixels stay square."""
-    if benchmark.pixels is not None:
-        picture = Image.fromarray(benchmark.pixels[int(image["path"])])
-    else:
-        with Image.open(benchmark.root / image["path"]) as file:
-            picture = file.convert("RGB")
-    whole = picture.width == picture.height and THUMBNAIL % picture.width == 0
-    resampling = Image.Resampling.NEAREST if whole else Image.Resampling.BICUBIC
-    return np.asarray(ImageOps.fit(picture, (THUMBNAIL, THUMBNAIL), resampling))
-
-
-def _picture(axis, benchmark: Benchmark, image: pd.Series, left: float, top: float, edge: str, dashed=False) -> None:
-    axis.imshow(_thumbnail(benchmark, image), extent=(left, left + 1, top + 1, top))
-    line = (0, (2, 1)) if dashed else "solid"
-    axis.add_patch(Rectangle((left, top), 1, 1, fill=False, edgecolor=edge, linewidth=2.5, linestyle=line))

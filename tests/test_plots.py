@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from pumalib import plots
+from pumalib import pictures, plots
 from pumalib.data import Benchmark
 
 
@@ -43,13 +43,13 @@ def texts(axis) -> list[str]:
 
 
 def test_contact_sheet_has_a_row_per_dataset(benchmark):
-    figure = plots.contact_sheet(benchmark, per_dataset=6)
+    figure = pictures.contact_sheet(benchmark, per_dataset=6)
     assert [len(axis.images) for axis in figure.axes] == [6, 4]  # "b" has two classes only, two pictures each
     assert texts(figure.axes[0]) == ["a\n6 classes\n24 images"] and texts(figure.axes[1]) == ["b\n2 classes\n18 images"]
     first = figure.axes[0].images[0].get_array()  # 32 px, each pixel three times
     assert any(np.array_equal(first[::3, ::3], picture) for picture in benchmark.pixels)
-    same = plots.contact_sheet(benchmark, per_dataset=6).axes[0].images[0].get_array()
-    other = plots.contact_sheet(benchmark, per_dataset=6, seed=1).axes[0].images[0].get_array()
+    same = pictures.contact_sheet(benchmark, per_dataset=6).axes[0].images[0].get_array()
+    other = pictures.contact_sheet(benchmark, per_dataset=6, seed=1).axes[0].images[0].get_array()
     assert np.array_equal(first, same) and not np.array_equal(first, other)
 
 
@@ -58,8 +58,8 @@ def test_contact_sheet_reads_files_of_any_mode(benchmark, tmp_path, mode):
     images = benchmark.images.assign(path=[f"{i}.tiff" for i in range(len(benchmark.images))])
     for path in images["path"]:
         Image.new(mode, (40, 20)).save(tmp_path / path)
-    figure = plots.contact_sheet(Benchmark("folders", images, root=tmp_path), per_dataset=2)
-    assert figure.axes[0].images[0].get_array().shape == (plots.THUMBNAIL, plots.THUMBNAIL, 3)
+    figure = pictures.contact_sheet(Benchmark("folders", images, root=tmp_path), per_dataset=2)
+    assert figure.axes[0].images[0].get_array().shape == (pictures.THUMBNAIL, pictures.THUMBNAIL, 3)
 
 
 def test_class_sizes_draws_the_counts(benchmark):
@@ -72,21 +72,21 @@ def test_retrieval_grid_colours_matches(benchmark):
     labels = benchmark.test["label"].to_numpy()
     queries = [0, len(labels) - 1]  # of "a1" and of "b1"
     neighbours = np.array([[1, 4, 12], [13, 0, 2]])
-    figure = plots.retrieval_grid(benchmark, queries, neighbours)
+    figure = pictures.retrieval_grid(benchmark, queries, neighbours)
     edges = [to_hex(patch.get_edgecolor()) for patch in figure.axes[0].patches]
     expected = []
     for query, row in zip(queries, neighbours, strict=True):
-        expected += [plots.INK] + [plots.TRUE if labels[query] == labels[other] else plots.FALSE for other in row]
-    assert edges == expected and set(edges) == {plots.INK, plots.TRUE, plots.FALSE}
+        expected += [plots.INK] + [pictures.TRUE if labels[query] == labels[other] else pictures.FALSE for other in row]
+    assert edges == expected and set(edges) == {plots.INK, pictures.TRUE, pictures.FALSE}
     assert len(figure.axes[0].images) == 8
 
 
 def test_retrieval_grid_stacks_methods(benchmark):
-    figure = plots.retrieval_grid(benchmark, [0, 5], {"full": np.zeros((2, 7), int), "puma": np.ones((2, 7), int)})
+    figure = pictures.retrieval_grid(benchmark, [0, 5], {"full": np.zeros((2, 7), int), "puma": np.ones((2, 7), int)})
     assert len(figure.axes[0].images) == 2 * (1 + 2 * 7)
     assert [text for text in texts(figure.axes[0]) if text in ("full", "puma")] == ["full", "puma"] * 2
     with pytest.raises(ValueError, match=r"'puma' has shape \(1, 7\); it needs \(2, k\)"):
-        plots.retrieval_grid(benchmark, [0, 5], {"puma": np.zeros((1, 7), int)})
+        pictures.retrieval_grid(benchmark, [0, 5], {"puma": np.zeros((1, 7), int)})
 
 
 def test_accuracy_bars_draws_values_and_intervals():
@@ -185,7 +185,7 @@ def test_training_curves_and_prompt_heatmap():
     assert [tick.get_text() for tick in heat.get_yticklabels()] == ["a", "b"]
 
 
-def test_save_is_reproducible_and_leaves_nothing_behind(tmp_path):
+def test_save_is_reproducible_and_leaves_nothing_behind(tmp_path, monkeypatch):
     log = {"puma": pd.DataFrame({"epoch": [1, 2], "loss": [3.0, 2.0]})}
     one = plots.save(plots.training_curves(log), tmp_path / "deep" / "one.png")
     two = plots.save(plots.training_curves(log), tmp_path / "two.png")
@@ -193,13 +193,14 @@ def test_save_is_reproducible_and_leaves_nothing_behind(tmp_path):
     with Image.open(one) as picture:
         assert picture.format == "PNG" and "Software" not in picture.info
 
-    class Broken:
-        def savefig(self, path, **_):
-            path.write_bytes(b"half")
-            raise OSError("no space left on device")
+    def broken(temporary, content):
+        temporary.open("wb").write(b"half")
+        raise OSError("no space left on device")
 
+    monkeypatch.setattr("pathlib.Path.write_bytes", broken)
     with pytest.raises(OSError, match="no space left"):
-        plots.save(Broken(), one)
+        plots.save(plots.training_curves(log), one)
+    monkeypatch.undo()
     assert one.read_bytes() == two.read_bytes() and [p.name for p in (tmp_path / "deep").iterdir()] == ["one.png"]
 
 
