@@ -9,6 +9,9 @@ quickstart: .venv/installed  ## train and compare three models on the embedded b
 		-k python3 --cwd notebooks --log-output --no-progress-bar
 	@echo "executed notebook: results/$(PROFILE)/00_quickstart.ipynb"
 
+study: .venv/installed  ## every table and figure (PROFILE=mini)
+	$(BIN)/python -m pumalib run --profile $(PROFILE)
+
 test: .venv/installed  ## every test, and every notebook at its smoke setting
 	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 600 tests notebooks
 
@@ -20,4 +23,4 @@ lab: .venv/installed  ## open JupyterLab
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements.txt
 	@touch $@
 
-.PHONY: quickstart test lab
+.PHONY: quickstart study test lab
