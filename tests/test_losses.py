@@ -395,3 +395,19 @@ def test_bench(tmp_path, monkeypatch, capsys):
     table = pd.read_csv(bench_losses.main(["--quick", "--device", "cpu"]))
     assert list(table) == bench_losses.COLUMNS and (table["milliseconds"] > 0).all()
     assert "softtriple" in capsys.readouterr().out
+
+
+def test_hyp_averages_points_of_the_ball():
+    loss = make("hyp", 2, 2)
+    outputs = torch.tensor([[[0.4, 1.0], [2.0, 0.0], [0.5, 0.0]], [[0.4, 1.0], [-2.0, 0.0], [1.5, 0.0]]], dtype=torch.float64)
+    same, opposite, between = loss.average(outputs)
+    torch.testing.assert_close(same, outputs[0, 0])
+    torch.testing.assert_close(opposite, torch.zeros(2, dtype=torch.float64))
+    torch.testing.assert_close(between, torch.tensor([1.0, 0.0], dtype=torch.float64))  # half way along the geodesic
+    points = loss.project(outputs[:, 2])
+    klein = 2 * points / (1 + loss.c * points.square().sum(1, keepdim=True))
+    weight = (1 - loss.c * klein.square().sum(1)).rsqrt()
+    middle = loss.project(between[None])[0]
+    klein_middle = 2 * middle / (1 + loss.c * middle.square().sum())
+    torch.testing.assert_close(klein_middle, (weight[:, None] * klein).sum(0) / weight.sum())
+    torch.testing.assert_close(make("hyp", 2, 2, c=0).average(outputs), (outputs / outputs.norm(dim=2, keepdim=True)).mean(0))
