@@ -74,7 +74,7 @@ def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collecti
         cluster.train(missing, os.environ["PUMALIB_DASK"])
     for folder, run in tqdm(missing.items(), desc="runs", unit="run", disable=not missing):
         train(run, folder)
-    for folder, runs in tqdm(ensembles.items(), desc="ensembles", leave=False):
+    for folder, runs in tqdm(ensembles.items(), desc="ensembles", leave=False, disable=not ensembles):
         average(folder, runs, profile.name)
     return collect(folders, profile.name)
 

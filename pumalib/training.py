@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import subprocess
 import sys
@@ -91,7 +92,7 @@ def _fit(training: _Training, benchmark: Benchmark, labels: np.ndarray) -> list[
     run, at = training.run, training.resume()
     steps = len(distributed.share(plan_epoch(labels, training.loss.batches, run, 0)))
     with tqdm(total=run.training.epochs * steps, initial=at.epoch * steps + at.step, unit="batch", leave=False,
-              desc=training.folder.name, disable=distributed.rank() > 0,
+              desc=training.folder.name, disable=distributed.rank() > 0 or "TQDM_DISABLE" in os.environ,
               mininterval=0.2 if sys.stderr.isatty() else 5) as progress:  # fmt: skip
         while training.at.epoch < run.training.epochs:
             training.epoch(benchmark, labels, progress)
