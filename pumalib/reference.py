@@ -39,6 +39,13 @@ def table(number: int) -> pd.DataFrame:
     return pd.read_csv(path, index_col="row")
 
 
+def comparable(printed: pd.DataFrame, datasets) -> pd.DataFrame:
+    """`printed` without its columns of single datasets, unless all `datasets` are the paper's: a name may coincide, images do not."""
+    if set(datasets) <= set(DATASETS):
+        return printed
+    return printed[[column for column in printed if column.split("_")[0] not in DATASETS]]
+
+
 def inconsistent(number: int) -> pd.DataFrame:
     """Rows of Table `number` whose printed harmonic mean is not that of the printed columns, to their rounding.
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from . import evaluation, paths, training
+from . import evaluation, paths, reference, training
 
 METRIC_ORDER = [f"R@{k}" for k in training.KS] + ["RP", "MAP@R"]
 OVERALL = ("unified", "harmonic")
@@ -44,11 +44,12 @@ class Results:
         """R@1 in percent: each dataset, then unified and harmonic with intervals, what is printed, and the difference.
 
         Args:
-            printed: `reference.table(n)`, whose row names ours are; a row it lacks stands without printed numbers.
+            printed: `reference.table(n)`, whose row names ours are; a row it lacks stands without printed numbers, and
+                only unified and harmonic stand beside theirs unless all datasets are the paper's.
         """
         value, low, high = (100 * self.wide("R@1", part) for part in ("value", "low", "high"))
         table = value.drop(columns=[name for name in OVERALL if name in value]).round(1)
-        printed = printed.reindex(value.index)
+        printed = reference.comparable(printed, table.columns).reindex(value.index)
         for name in value:
             if name in OVERALL:
                 table[name] = [f"{v:.1f} [{a:.1f}, {b:.1f}]" for v, a, b in zip(value[name], low[name], high[name], strict=True)]

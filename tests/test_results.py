@@ -75,13 +75,17 @@ def test_verdicts_say_what_the_interval_allows(made):
 
 
 def test_beside_puts_measured_printed_and_difference_together(made):
-    printed = pd.DataFrame(dict(a=[80.0], unified=[70.0], harmonic=[75.0]), index=["good"])
+    printed = pd.DataFrame(dict(cub=[80.0], unified=[70.0], harmonic=[75.0]), index=["good"])
     table = made.beside(printed)
     assert list(table.index) == ["good", "poor", "same"]
     measured = 100 * made.wide().loc["good"]
-    assert table.at["good", "a, difference"] == pytest.approx(measured["a"] - 80, abs=0.051)
+    assert table.at["good", "unified, difference"] == pytest.approx(measured["unified"] - 70, abs=0.051)
     assert table.at["good", "unified"].startswith(f"{measured['unified']:.1f} [")
-    assert np.isnan(table.at["poor", "unified, paper"]) and "b, paper" not in table
+    assert np.isnan(table.at["poor", "unified, paper"])
+    for names, beside in (({"a": "cub"}, False), ({"a": "cub", "b": "cars"}, True)):  # a name alone makes no CUB
+        renamed = replace(made, tidy=made.tidy.replace({"dataset": names})).beside(printed)
+        assert ("cub, paper" in renamed) == beside
+    assert renamed.at["good", "cub, difference"] == pytest.approx(measured["a"] - 80, abs=0.051)
 
 
 def test_interval_adds_both_sources_of_chance():
