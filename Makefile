@@ -6,6 +6,9 @@ BIN := .venv/bin
 quickstart: .venv/installed  ## compare three models on the embedded benchmark
 	$(BIN)/python -m pumalib run 00 --profile $(PROFILE)
 
+study: .venv/installed  ## every table and figure (PROFILE=mini)
+	$(BIN)/python -m pumalib run --profile $(PROFILE)
+
 test: .venv/installed  ## every test, and every notebook at its smoke setting
 	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 600 tests notebooks
 
