@@ -106,7 +106,8 @@ def settings(notebooks: list[Path], profile: str, assignments: list[str], seeds:
             hint = f"did you mean {' or '.join(sorted(near))}? " if near else ""
             common = ", ".join(sorted(set.intersection(*known.values()))) or "none"
             where = ", ".join(lacking)
-            raise ValueError(f"parameter {name!r} is not known to {where}; {hint}known to all selected: {common}")
+            raise ValueError(f"parameter {name!r} is not known to {where}; {hint}known to all selected: {common}; "
+                             "for all at once put it into a profile, --profile <file>.yaml")  # fmt: skip
     if seeds and not any("seeds" in names for names in known.values()):
         raise ValueError("--seeds: none of the selected notebooks has seeds")
     values = {"profile": profile, **({"seeds": list(range(seeds))} if seeds else {}), **values}
@@ -223,12 +224,13 @@ def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         if "stderr" in streams:
             streams["stderr"]["text"] = _without_bars(streams["stderr"]["text"])
         for stream in streams.values():
-            stream["text"] = stream["text"].replace(f"{paths.ROOT}{os.sep}", "")
+            stream["text"] = CELL.sub("a cell", stream["text"].replace(f"{paths.ROOT}{os.sep}", ""))
         cell["outputs"] = [output for output in outputs if output.output_type != "stream" or output.text]
     return notebook
 
 
 NO_WIDGETS = "ignore:IProgress not found"  # tqdm, in a kernel without widgets
+CELL = re.compile(r"\S*ipykernel_\d+\S*\.py")  # the file that a warning is said to come from
 BAR = re.compile(r".*?(\d%\||\dit ).*?(\[[^\]]*\]|$)")  # tqdm's, with and without a total
 
 
