@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from sklearn.manifold import TSNE
 
-from . import evaluation, losses, models, paths, study, training
+from . import evaluation, paths, study, training
 from .config import Data
 
 
@@ -39,7 +39,7 @@ def nearest(models_of: Mapping[str, Path | Mapping[str, Path]], data: Data, quer
                 mine = [q for q, d in zip(queries, dataset, strict=True) if not own or part[d] == folder]
                 if not mine:
                     continue
-                found = evaluation.neighbours(vectors, images, mine, k, within_dataset=own, distance=_metric(folder))
+                found = evaluation.neighbours(vectors, images, mine, k, within_dataset=own, distance=study.loss_of(study.read_run(folder)).metric)
                 lines += [(name, query, *row) for query, row in zip(mine, found, strict=True)]
         return pd.DataFrame(lines, columns=["model", "query", *range(1, k + 1)])
 
@@ -52,12 +52,10 @@ def tsne(folder: Path, split: str = "test", most: int = 2000) -> pd.DataFrame:
     """A t-SNE of `most` images of a split ("train" or "test"), drawn evenly: x, y, dataset, label (Fig. 10)."""
 
     def compute() -> pd.DataFrame:
-        trained = models.load(study.with_model(folder))
-        benchmark = training.load_data(trained.run.data)
+        benchmark = training.load_data(study.read_run(folder).data)
         images = benchmark.train if split == "train" else benchmark.test
         images = images.iloc[np.sort(np.random.default_rng(0).permutation(len(images))[:most])].reset_index(drop=True)
-        device = training.choose_device(trained.run.training.device)
-        vectors = training.embed(trained.model.to(device), benchmark, images, trained.run.data, device=device)
+        vectors = study.embed(folder, images)
         points = TSNE(init="pca", perplexity=min(30, len(images) // 4), random_state=0).fit_transform(vectors)
         return images[["dataset", "label"]].assign(x=points[:, 0], y=points[:, 1])
 
@@ -71,13 +69,8 @@ def prompt_weights(folder: Path) -> pd.DataFrame:
     """
 
     def compute() -> pd.DataFrame:
-        trained = models.load(study.with_model(folder))
-        benchmark = training.load_data(trained.run.data)
-        images = benchmark.test.reset_index(drop=True)
-        device = training.choose_device(trained.run.training.device)
-        _, weights = training.embed(
-            trained.model.to(device), benchmark, images, trained.run.data, device=device, prompt_weights=True
-        )
+        images = training.load_data(study.read_run(folder).data).test.reset_index(drop=True)
+        _, weights = study.embed(folder, images, prompt_weights=True)
         frame = pd.DataFrame(weights, columns=range(1, weights.shape[1] + 1)).assign(dataset=images["dataset"])
         long = frame.melt("dataset", var_name="prompt")
         groups = long.groupby(["dataset", "prompt"], sort=False)["value"]
@@ -102,8 +95,3 @@ def derived(name: str, where: Path, compute: Callable[[], pd.DataFrame], runs: l
         with paths.written_whole(file) as temporary:
             table.to_csv(temporary, index=False, float_format="%.5g")
     return pd.read_csv(file)
-
-
-def _metric(folder: Path):
-    run = study.read_run(folder)
-    return losses.make(run.loss, 2, run.dim, **run.loss_settings).metric

@@ -10,16 +10,14 @@ import re
 import textwrap
 import warnings
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import nbformat
 import pandas as pd
-import torch
 from papermill.exceptions import PapermillExecutionError
 
 from . import config, paths, study, training
-from .config import Data, Profile, Run
+from .config import Profile, Run
 
 
 def plan(wanted: dict[Path, dict], profile: Profile) -> str:
@@ -50,7 +48,7 @@ def plan(wanted: dict[Path, dict], profile: Profile) -> str:
         planned |= new
         rows.append(line(notebook.stem, new, len(runs) - len(new)))
     rows.append(line("sum, shared once", planned, len(trained)))
-    estimate = ESTIMATE.format(device=_device_name(device), profile=profile.name, runs=len(speeds[0]))
+    estimate = ESTIMATE.format(device=training.device_name(device), profile=profile.name, runs=len(speeds[0]))
     return f"{aligned(rows, notes)}\n{estimate}"
 
 
@@ -89,12 +87,7 @@ def images_to_train(run: Run) -> int:
     """Images that pass the network in training: epochs x training images; none where nothing is trained."""
     m = run.method
     trains = m.tune_backbone or m.head != "none" or m.prompts or m.adapter_rank or m.lora_rank
-    return run.training.epochs * _training_images(run.data, run.seed if run.data.shots else 0) if trains else 0
-
-
-@cache
-def _training_images(data: Data, seed: int) -> int:
-    return len(training.load_data(data, seed).train)
+    return run.training.epochs * len(training.data_of(run).train) if trains else 0
 
 
 def finished_speeds(profile: Profile, device) -> pd.DataFrame:
@@ -104,7 +97,7 @@ def finished_speeds(profile: Profile, device) -> pd.DataFrame:
         try:
             metrics = json.loads(file.read_text(encoding="utf-8"))
             environment = json.loads(file.with_name("environment.json").read_text(encoding="utf-8"))
-            speed = metrics["images_per_second"] if environment["device"] == _device_name(device) else None
+            speed = metrics["images_per_second"] if environment["device"] == training.device_name(device) else None
             if not speed:  # an ensemble, or a run that trains nothing
                 continue
             run = Run.from_json(file.with_name("run.json").read_text(encoding="utf-8"))
@@ -126,7 +119,7 @@ def bench_speeds(profile: Profile, device) -> pd.DataFrame:
     table["backbone"] = table["backbone"].str.split(".").str[0]
     table["tuned"] = table["method"] == "full"
     dtype = str(training.precision(profile.run(), device)).removeprefix("torch.")
-    ours = table["method"].isin(config.METHODS) & (table["dtype"] == dtype) & (table["device"] == _device_name(device))
+    ours = table["method"].isin(config.METHODS) & (table["dtype"] == dtype) & (table["device"] == training.device_name(device))
     return table[ours & (table["compiled"] == profile.training.compile)]
 
 
@@ -138,10 +131,6 @@ def _speed(run: Run, tables: list[pd.DataFrame]) -> float | None:
             if len(part):
                 return float(part["speed"].median())
     return None
-
-
-def _device_name(device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 @contextlib.contextmanager

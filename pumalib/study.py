@@ -118,7 +118,7 @@ def average(folder: Path, runs: list[Run], profile: str) -> None:
         places = [run_folder(run, profile) for run in runs]
         union = replace(runs[0].data, datasets=tuple(run.data.datasets[0] for run in runs))
         images = training.load_data(union).test.reset_index(drop=True)
-        loss = losses.make(runs[0].loss, 2, runs[0].dim, **runs[0].loss_settings)
+        loss = loss_of(runs[0])
         judge = partial(evaluation.scores, ks=training.KS, distance=loss.metric, device=_device(runs[0]))
         outputs = [embeddings(place, union)[0] for place in places]
         scores = judge(loss.average(torch.from_numpy(np.stack(outputs))), images)
@@ -147,10 +147,20 @@ def embeddings(folder: Path, data: Data | None = None) -> tuple[np.ndarray, pd.D
     Args:
         data: another benchmark than the run's own.
     """
+    rows = training.load_data(data or read_run(folder).data).test.reset_index(drop=True)
+    return embed(folder, rows, data), rows
+
+
+def embed(folder: Path, rows: pd.DataFrame, data: Data | None = None, **options):
+    """`training.embed` by the model of a finished run: `rows` of its own benchmark, or of `data`."""
     trained = models.load(with_model(folder))
-    benchmark = training.load_data(data or trained.run.data)
-    rows, device = benchmark.test.reset_index(drop=True), _device(trained.run)
-    return training.embed(trained.model.to(device), benchmark, rows, trained.run.data, device=device), rows
+    benchmark, device = training.load_data(data or trained.run.data), _device(trained.run)
+    return training.embed(trained.model.to(device), benchmark, rows, trained.run.data, device=device, **options)
+
+
+def loss_of(run: Run) -> losses.base.Loss:
+    """The loss of a run for what needs no classes: how its embeddings are compared and averaged."""
+    return losses.make(run.loss, 2, run.dim, **run.loss_settings)
 
 
 def with_model(folder: Path) -> Path:

@@ -56,7 +56,7 @@ def train(run: Run, folder: Path) -> Path:
     if (folder / FINISHED).is_file():
         return folder
     device = choose_device(run.training.device)
-    benchmark = load_data(run.data, run.seed if run.data.shots else 0)
+    benchmark = data_of(run)
     # Proxies are numbered 0..C-1 over the training classes, whatever labels the table gives them.
     classes, labels = np.unique(benchmark.train["label"].to_numpy(), return_inverse=True)
 
@@ -289,6 +289,16 @@ def load_data(settings: config.Data, seed: int = 0) -> Benchmark:
     return replace(benchmark, images=pd.concat([few, benchmark.test], ignore_index=True))
 
 
+def data_of(run: Run) -> Benchmark:
+    """The benchmark of a run, with the shots its seed draws."""
+    return load_data(run.data, run.seed if run.data.shots else 0)
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
 def choose_device(name: str) -> torch.device:
     """The device called `name`; "auto" is the GPU if there is one."""
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
@@ -310,7 +320,7 @@ def describe(run: Run, model: EmbeddingModel, benchmark: Benchmark, device: torc
         revision = None
     return dict(
         python=platform.python_version(), torch=torch.__version__, timm=timm.__version__, numpy=np.__version__,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", processes=distributed.size(),
+        device=device_name(device), processes=distributed.size(),
         threads=torch.get_num_threads(),
         precision=str(precision(run, device)).removeprefix("torch."), revision=revision,
         data=benchmark.digest(), form=benchmark.form, weights=models.backbones.state_digest(model.backbone),

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import safetensors
 
-from . import config, evaluation, losses, study, training
+from . import config, evaluation, study, training
 from .config import Run
 from .kept import Kept, differing
 from .models.saving import FILE as MODEL
@@ -67,7 +67,7 @@ def outdated(k: Kept) -> str:
             continue
         of = f"its member {member}: " if k.members else ""
         then = json.loads((k.folder.with_name(member) / "environment.json").read_text(encoding="utf-8")).get("data")
-        now = training.load_data(run.data, run.seed if run.data.shots else 0).digest()
+        now = training.data_of(run).digest()
         if then != now:
             return f"{of}the data has changed since (digest {str(then)[:8]}, now {now[:8]}), and gives {name}"
         return (f"{of}the same data gives {name} today: the numbers version (config.NUMBERS, now {config.NUMBERS}), "
@@ -141,7 +141,7 @@ def _evaluation_problems(k: Kept) -> Iterator[str]:
                 again = Kept(Path(folder), ()).read(training.FINISHED)["table"]
         else:
             run = k.runs[0]
-            metric = losses.make(run.loss, 2, run.dim, **run.loss_settings).metric
+            metric = study.loss_of(run).metric
             device = training.choose_device(run.training.device)
             scores = evaluation.scores(*study.embeddings(k.folder), training.KS, distance=metric, device=device)
             again = scores.table(bootstrap=0).reset_index().to_dict("records")

@@ -186,7 +186,7 @@ def test_plan_tells_new_cached_and_shared_runs_and_trains_nothing(folders, nothi
     for folder, run in runs.items():  # as if the first notebook had been executed, at one image per second
         folder.mkdir(parents=True)
         (folder / "run.json").write_text(run.to_json())
-        (folder / "environment.json").write_text(json.dumps({"device": planning._device_name(training.choose_device("auto"))}))
+        (folder / "environment.json").write_text(json.dumps({"device": training.device_name(training.choose_device("auto"))}))
         (folder / training.FINISHED).write_text(json.dumps({"images_per_second": 1.0 if run == linear else None}))
     table, _ = planned()
     assert table["01_first"] == ["0", "4", "0", "0.0"]

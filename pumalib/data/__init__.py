@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,6 +81,10 @@ class Benchmark:
 
     def digest(self) -> str:
         """SHA-256 of the table (and of embedded pixels or packed copies): changes when the benchmark changes."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:  # once per table: every run of a notebook asks
         sha = hashlib.sha256()
         sha.update(self.images[COLUMNS].to_csv(index=False).encode())
         if self.pixels is not None:

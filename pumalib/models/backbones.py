@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 
 import timm
@@ -132,6 +133,12 @@ def weights_digest(name: str, pretrained: str | bool | Path | None) -> str:
     file = embedded_weights(name) if source in ("embedded", "hub") else paths.resolve(source)
     if not file.is_file():
         raise FileNotFoundError(f"no weights at {file}; pretrained = a file, absolute or relative to the project, or 'hub'")
+    state = file.stat()
+    return _file_digest(file, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache
+def _file_digest(file: Path, changed: int, size: int) -> str:  # once per state of a file: every run of a notebook asks
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
