@@ -21,10 +21,17 @@ def test_every_profile_reads_and_makes_every_method(name):
 def test_paper_profile_is_the_papers_setting():
     profile = config.profile("paper")
     puma, full = profile.run("puma"), profile.run("full")
-    assert (puma.method.prompts, puma.method.prompt_length, puma.method.adapter_rank, puma.method.adapter_keep) == (20, 8, 128, 0.5)
+    method = puma.method
+    assert (method.prompts, method.prompt_length, method.adapter_rank, method.adapter_keep) == (20, 8, 128, 0.5)
     assert (puma.training.lr, full.training.lr, puma.training.weight_decay) == (1e-4, 3e-5, 1e-4)
     assert (puma.training.batch_size, puma.training.epochs, puma.training.images_per_class) == (720, 100, 4)
     assert puma.training.loss_lr_factor == 1e4 and puma.dim == 128
+
+
+def test_quickstart_trains_the_first_seed_of_mini():
+    quick, mini = config.profile("quickstart"), config.profile("mini")
+    assert quick.seeds == mini.seeds[:1]
+    assert [quick.run(m) for m in ("linear", "full", "puma")] == [mini.run(m) for m in ("linear", "full", "puma")]
 
 
 def test_rank_scale_changes_ranks_and_nothing_else():
@@ -34,15 +41,42 @@ def test_rank_scale_changes_ranks_and_nothing_else():
     assert profile.run("puma", adapter_rank=7).method.adapter_rank == 7
 
 
-@pytest.mark.parametrize("content, message", [
+BAD = [
     ({"epoch": 3}, "unknown setting 'epoch'"),
-    ({"training": {"epoch": 3}}, r"bad.yaml, training: unknown setting 'epoch'; did you mean 'epochs'"),
-    ({"frozen": {"learning_rate": 3}}, "bad.yaml, frozen: unknown setting 'learning_rate'"),
-    ({"training": {"lr": "1e-4"}}, r"bad.yaml, training: lr = '1e-4' should be float \(write 1.0e-4"),
-    ({"training": {"epochs": 0}}, "epochs = 0; it must be at least 1"),
-    ({"training": {"schedule": "linear"}}, "known: constant, step, cosine"),
+    ({"training": {"epoch": 3}}, "unknown setting 'epoch'; did you mean 'epochs'"),
+    ({"frozen": {"learning_rate": 3}}, "frozen: unknown setting 'learning_rate'"),
+    ({"full": None}, "full = None"),
+    ({"data": [1]}, r"bad.yaml: data = \[1\]: it should be a dictionary"),
+    ({"training": {"epochs": 0}}, "bad.yaml: training.epochs = 0: it should be greater than or equal to 1"),
+    ({"training": {"schedule": "linear"}}, "schedule = 'linear': it should be 'constant', 'step' or 'cosine'"),
+    ({"name": "../../evil"}, "name = '../../evil'"),
     ([1], "a profile is a mapping"),
-])  # fmt: skip
+]
+WRONG = [
+    {"epochs": 2.5},
+    {"epochs": True},
+    {"seeds": 3},
+    {"seeds": "012"},
+    {"seeds": [0, 0]},
+    {"seeds": []},
+    {"datasets": "birds"},
+    {"datasets": ["birds", "birds"]},
+    {"crop_scale": [1, 0.5]},
+    {"crop_scale": [0, 1]},
+    {"clip_value": -1},
+    {"lr": float("nan")},
+    {"lr": "fast"},
+    {"flip": "perhaps"},
+    {"dim": 0},
+    {"dim": 10**9},
+    {"micro_batch": -4},
+    {"device": "gpu"},
+    {"precision": "float16"},
+    {"image_size": 0},
+]
+
+
+@pytest.mark.parametrize("content, message", BAD, ids=str)
 def test_a_bad_profile_is_refused_with_file_and_field(tmp_path, content, message):
     file = tmp_path / "bad.yaml"
     file.write_text(yaml.safe_dump(content))
@@ -50,17 +84,33 @@ def test_a_bad_profile_is_refused_with_file_and_field(tmp_path, content, message
         config.profile(str(file))
 
 
+@pytest.mark.parametrize("change", WRONG, ids=str)
+def test_a_wrong_value_is_refused_by_name_whatever_the_way_in(tmp_path, change):
+    (name,) = change
+    with pytest.raises(ValueError, match=f"profile 'mini': {name}"):
+        config.profile("mini", **change)
+    part = next(p for p in (config.Data, config.Training, config.Profile) if name in p.__dataclass_fields__)
+    with pytest.raises(ValueError, match=name):
+        part(**change, **({"name": "x"} if part is config.Profile else {}))
+
+
+def test_numbers_are_read_as_people_mean_them(tmp_path):
+    file = tmp_path / "fine.yaml"
+    file.write_text("training: {lr: 1e-4, epochs: 2.0}\ndata: {flip: 'false'}")  # YAML 1.1 reads 1e-4 as text
+    profile = config.profile(str(file))
+    assert (profile.training.lr, profile.training.epochs, profile.data.flip) == (1e-4, 2, False)
+    assert isinstance(profile.training.epochs, int)
+
+
 def test_unknown_names_list_the_known():
     with pytest.raises(ValueError, match=r"no profile 'huge'; known: .*mini"):
         config.profile("huge")
-    with pytest.raises(ValueError, match=r"unknown method 'pumma'; known: full, .*puma"):
+    with pytest.raises(ValueError, match=r"unknown method 'pumma'; did you mean 'puma'\? known: full, .*puma"):
         config.method("pumma")
-    with pytest.raises(ValueError, match=r"unknown setting 'keep'; did you mean|known: .*adapter_keep"):
+    with pytest.raises(ValueError, match=r"unknown setting 'keep'; .*known: .*adapter_keep"):
         config.method("puma", keep=0.3)
-    with pytest.raises(ValueError, match="adapter_keep = 1.5 is no probability"):
+    with pytest.raises(ValueError, match="adapter_keep = 1.5: it should be less than or equal to 1"):
         config.method("puma", adapter_keep=1.5)
-    with pytest.raises(ValueError, match="unknown setting 'epoch'; did you mean 'epochs'"):
-        config.profile("mini", epoch=3)
 
 
 def test_an_override_wins_over_the_recipes():
@@ -68,16 +118,21 @@ def test_an_override_wins_over_the_recipes():
     for method in ("full", "puma"):
         run = profile.run(method)
         assert (run.training.epochs, run.training.lr, run.data.datasets) == (2, 0.5, ("birds",))
-    assert profile.seeds == (7,)
+    assert profile.seeds == (7,) and profile.side_seeds == ()
 
 
 def test_identity_changes_with_numbers_and_not_with_places():
     run = config.Run()
-    same = replace(run, pretrained="/elsewhere", data=replace(run.data, root="/elsewhere"),
-                   training=replace(run.training, micro_batch=4, workers=3, device="cuda"))  # fmt: skip
+    training = replace(run.training, micro_batch=4, workers=3, device="cuda")
+    same = replace(run, pretrained="/elsewhere", data=replace(run.data, root="/elsewhere"), training=training)
     assert run.identity("data", "weights") == same.identity("data", "weights")
-    others = [replace(run, seed=1), replace(run, dim=64), replace(run, method=config.METHODS["vpt"]),
-              replace(run, loss_settings={"margin": 0.2}), replace(run, training=replace(run.training, lr=1))]  # fmt: skip
+    others = [
+        replace(run, seed=1),
+        replace(run, dim=64),
+        replace(run, method=config.METHODS["vpt"]),
+        replace(run, loss_settings={"margin": 0.2}),
+        replace(run, training=replace(run.training, lr=1)),
+    ]
     identities = {r.identity("data", "weights") for r in [run, *others]}
     identities |= {run.identity("other", "weights"), run.identity("data", "other")}
     assert len(identities) == len(others) + 3
