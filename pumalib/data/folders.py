@@ -12,9 +12,10 @@ import csv
 import os
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from . import COLUMNS, SPLITS, Benchmark, check_known
+from .table import COLUMNS, SPLITS, Benchmark, check_known
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
 
@@ -33,114 +34,94 @@ def load(root: str | Path, datasets: list[str] | None = None) -> Benchmark:
     root = Path(root).expanduser()
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder; root= is the folder that holds <dataset>/<class>/*.jpg")
-    found = _subfolders(root)
+    found = _names(root)
     if not found:
         raise ValueError(f"{root} holds no dataset folders; expected {root}/<dataset>/<class>/*.jpg")
-    if datasets is not None:
-        check_known("dataset", datasets, found)
     names = found if datasets is None else list(datasets)
-    rows = [row for name in names for row in _dataset_rows(root, name)]
+    check_known("dataset", names, found)
+    rows = []
+    for dataset in names:
+        classes = _names(root / dataset)
+        if not classes:
+            raise ValueError(
+                f"dataset {dataset!r}: {root / dataset} holds no class folders; expected {root}/<dataset>/<class>/*.jpg."
+                " If the root is itself one dataset, give the folder above it; else leave it out with datasets=[...]"
+            )
+        for name in classes:
+            files = _names(root / dataset / name, EXTENSIONS)
+            if not files:
+                raise ValueError(
+                    f"dataset {dataset!r}: class folder {root / dataset / name} holds no image "
+                    f"({', '.join(EXTENSIONS)}); fill it or remove it"
+                )
+            rows += [(f"{dataset}/{name}/{file}", name, dataset) for file in files]
     images = pd.DataFrame(rows, columns=["path", "class_name", "dataset"])
-    images.insert(1, "label", images.groupby(["dataset", "class_name"], sort=False).ngroup())
-    split_file = root / "split.csv"
-    images["split"] = _split_from(split_file, images, found, names) if split_file.is_file() else _halves(images)
+    images["label"] = images.groupby(["dataset", "class_name"], sort=False).ngroup()
+    file = root / "split.csv"
+    images["split"] = _split_from(file, images, found) if file.is_file() else _halves(images)
     return Benchmark("folders", images[COLUMNS], root=root)
 
 
-def _subfolders(folder: Path) -> list[str]:
+def _names(folder: Path, extensions: tuple[str, ...] = ()) -> list[str]:
+    """The sorted names of the folders in a folder, or of its files with one of `extensions`."""
     with os.scandir(folder) as entries:
-        return sorted(_utf8(folder, e.name) for e in entries if not e.name.startswith(".") and e.is_dir())
+        entries = [e for e in entries if not e.name.startswith(".")]
+        if extensions:
+            names = [e.name for e in entries if e.name.lower().endswith(extensions) and e.is_file()]
+        else:
+            names = [e.name for e in entries if e.is_dir()]
+    for name in names:
+        if name.encode("utf-8", "ignore").decode() != name:
+            raise ValueError(f"{folder}: the name {os.fsencode(name)!r} is not UTF-8; rename it")
+    return sorted(names)
 
 
-def _utf8(folder: Path, name: str) -> str:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{folder}: the name {os.fsencode(name)!r} is not UTF-8; rename it") from None
-    return name
-
-
-def _dataset_rows(root: Path, dataset: str) -> list[tuple[str, str, str]]:
-    """(path, class_name, dataset) of every image."""
-    classes = _subfolders(root / dataset)
-    if not classes:
-        raise ValueError(
-            f"dataset {dataset!r}: {root / dataset} holds no class folders; expected {root}/<dataset>/<class>/*.jpg. "
-            "If the root is itself one dataset, give the folder above it; else leave it out with datasets=[...]"
-        )
-    rows = []
-    for name in classes:
-        folder = root / dataset / name
-        with os.scandir(folder) as entries:
-            files = sorted(
-                _utf8(folder, e.name)
-                for e in entries
-                if e.name.lower().endswith(EXTENSIONS) and not e.name.startswith(".") and e.is_file()
-            )
-        if not files:
-            raise ValueError(
-                f"dataset {dataset!r}: class folder {folder} holds no image ({', '.join(EXTENSIONS)}); "
-                "fill it or remove it"
-            )
-        rows += [(f"{dataset}/{name}/{file}", name, dataset) for file in files]
-    return rows
-
-
-def _halves(images: pd.DataFrame) -> pd.Series:
+def _halves(images: pd.DataFrame) -> np.ndarray:
     """The first half of each dataset's classes, rounded up, is train."""
-    split = pd.Series("test", index=images.index)
-    for dataset, rows in images.groupby("dataset", sort=False):
-        classes = list(dict.fromkeys(rows["class_name"]))
-        if len(classes) < 4:
+    for dataset, count in images.groupby("dataset", sort=False)["label"].nunique().items():
+        if count < 4:
             raise ValueError(
-                f"dataset {dataset!r} has {len(classes)} class(es); train and test need at least 2 each, so 4 in all. "
+                f"dataset {dataset!r} has {count} class(es); train and test need at least 2 each, so 4 in all. "
                 "Add classes, or leave it out with datasets=[...]"
             )
-        split[rows.index[rows["class_name"].isin(classes[: (len(classes) + 1) // 2])]] = "train"
-    return split
+    labels = images.groupby("dataset")["label"]
+    return np.where(labels.rank("dense") <= (labels.transform("nunique") + 1) // 2, "train", "test")
 
 
-def _split_from(file: Path, images: pd.DataFrame, found: list[str], names: list[str]) -> pd.Series:
-    """The split column as `file` gives it; `found` are the datasets on disk, `names` those that are loaded."""
+def _split_from(file: Path, images: pd.DataFrame, found: list[str]) -> pd.Series:
+    """The split column as `file` gives it; `found` are the datasets on disk, which may be more than those loaded."""
     try:
         with open(file, newline="", encoding="utf-8-sig") as stream:
-            reader = csv.DictReader(stream)
-            header = [name.strip() for name in reader.fieldnames or []]
-            reader.fieldnames = header
-            lines = [(reader.line_num, row) for row in reader]
+            reader = csv.reader(stream)
+            header = [name.strip() for name in next(reader, [])]
+            lines = [(f"{file}, line {reader.line_num}", row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{file}: not a UTF-8 CSV file ({error})") from None
-    if set(header) == {"dataset", "class_name", "split"}:
-        what, allowed = "class", SPLITS[:2]
-        on_disk = dict.fromkeys(zip(images["dataset"], images["class_name"]))
-        hint = "; query and gallery are given per image, with the columns path,split"
-    elif set(header) == {"path", "split"}:
-        what, allowed, hint = "image", SPLITS, ""
-        on_disk = dict.fromkeys(images["path"])
-    else:
+    by_class = sorted(header) == ["class_name", "dataset", "split"]
+    if not by_class and sorted(header) != ["path", "split"]:
         raise ValueError(f"{file}: columns {header}; expected dataset,class_name,split or path,split")
-
-    given, first_line = {}, {}
-    for line, row in lines:
-        if None in row or None in row.values():
-            raise ValueError(f"{file}, line {line}: expected {len(header)} values, one for each of {header}")
-        dataset = row["dataset"] if what == "class" else row["path"].split("/")[0]
+    what, allowed = ("class", SPLITS[:2]) if by_class else ("image", SPLITS)
+    keys = images["dataset"] + "/" + images["class_name"] if by_class else images["path"]
+    known, loaded, given = set(keys), set(images["dataset"]), {}
+    for where, values in lines:
+        if len(values) != len(header):
+            raise ValueError(f"{where}: expected {len(header)} values, one for each of {header}")
+        row = dict(zip(header, values))
+        key = f"{row['dataset']}/{row['class_name']}" if by_class else row["path"]
+        dataset = key.split("/")[0]
         if dataset not in found:
-            raise ValueError(f"{file}, line {line}: unknown dataset {dataset!r}; known: {', '.join(found)}")
-        if dataset not in names:
+            raise ValueError(f"{where}: unknown dataset {dataset!r}; known: {', '.join(found)}")
+        if dataset not in loaded:
             continue
-        key = (dataset, row["class_name"]) if what == "class" else row["path"]
-        shown = key if what == "image" else "/".join(key)
-        if key not in on_disk:
-            raise ValueError(f"{file}, line {line}: no {what} {shown!r} under {file.parent}")
+        if key not in known:
+            raise ValueError(f"{where}: no {what} {key!r} under {file.parent}")
         if row["split"] not in allowed:
-            raise ValueError(f"{file}, line {line}: unknown split {row['split']!r}; known: {', '.join(allowed)}{hint}")
+            hint = "; query and gallery are given per image, with the columns path,split" if by_class else ""
+            raise ValueError(f"{where}: unknown split {row['split']!r}; known: {', '.join(allowed)}{hint}")
         if key in given:
-            raise ValueError(f"{file}, line {line}: {what} {shown!r} was given before, on line {first_line[key]}")
-        given[key], first_line[key] = row["split"], line
-    left = [key for key in on_disk if key not in given]
+            raise ValueError(f"{where}: {what} {key!r} was given before, on {given[key][1].rsplit(', ')[-1]}")
+        given[key] = row["split"], where
+    left = [key for key in dict.fromkeys(keys) if key not in given]
     if left:
-        shown = left[0] if what == "image" else "/".join(left[0])
-        raise ValueError(f"{file}: no split for {what} {shown!r} ({len(left)} such); add rows or move them out")
-    keys = images["path"] if what == "image" else zip(images["dataset"], images["class_name"])
-    return pd.Series([given[key] for key in keys], index=images.index)
+        raise ValueError(f"{file}: no split for {what} {left[0]!r} ({len(left)} such); add rows or move them out")
+    return keys.map({key: split for key, (split, _) in given.items()})

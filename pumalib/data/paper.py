@@ -7,159 +7,155 @@ dataset has no split of its own for metric learning, the first half (rounded up)
 from __future__ import annotations
 
 import os
-import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import yaml
+from scipy.io import loadmat
 
-from . import COLUMNS, Benchmark, check_known
-from .annotations import class_number, matlab, numbered_lines, pairs
+from .. import paths
+from .table import COLUMNS, Benchmark, check_known
 
-STANDARD = ("cub", "cars", "sop", "inshop")  # the four of Table 10
-
-# Flowers-102 is distributed without its class names; these are from its web page, for classes 1 to 102.
-_FLOWERS = """
-pink primrose, hard-leaved pocket orchid, canterbury bells, sweet pea, english marigold, tiger lily, moon orchid, bird
-of paradise, monkshood, globe thistle, snapdragon, colt's foot, king protea, spear thistle, yellow iris, globe-flower,
-purple coneflower, peruvian lily, balloon flower, giant white arum lily, fire lily, pincushion flower, fritillary, red
-ginger, grape hyacinth, corn poppy, prince of wales feathers, stemless gentian, artichoke, sweet william, carnation,
-garden phlox, love in the mist, mexican aster, alpine sea holly, ruby-lipped cattleya, cape flower, great masterwort,
-siam tulip, lenten rose, barbeton daisy, daffodil, sword lily, poinsettia, bolero deep blue, wallflower, marigold,
-buttercup, oxeye daisy, common dandelion, petunia, wild pansy, primula, sunflower, pelargonium, bishop of llandaff,
-gaura, geranium, orange dahlia, pink-yellow dahlia?, cautleya spicata, japanese anemone, black-eyed susan, silverbush,
-californian poppy, osteospermum, spring crocus, bearded iris, windflower, tree poppy, gazania, azalea, water lily,
-rose, thorn apple, morning glory, passion flower, lotus, toad lily, anthurium, frangipani, clematis, hibiscus,
-columbine, desert-rose, tree mallow, magnolia, cyclamen, watercress, canna lily, hippeastrum, bee balm, ball moss,
-foxglove, bougainvillea, camellia, mallow, mexican petunia, bromelia, blanket flower, trumpet creeper, blackberry lily
-""".replace("\n", " ").strip().split(", ")
+# ---- annotation files; every error names file, line and remedy --------------------------------------------------
 
 
-def _table(rows: list[tuple], halves: bool = True) -> pd.DataFrame:
-    """Rows of path, class id, class name and split; with `halves` the split follows from the sorted ids."""
-    if halves:
-        ids = sorted({row[1] for row in rows})
-        train = set(ids[: (len(ids) + 1) // 2])
-        rows = [(*row, "train" if row[1] in train else "test") for row in rows]
-    return pd.DataFrame(rows, columns=["path", "id", "class_name", "split"])
+def _records(file: Path, columns: int, header: str | None = None, first: int = 1) -> Iterator[tuple[str, list[str]]]:
+    """Place and values of each line after `header`, which stands on line `first`; the last value may hold spaces."""
+    try:
+        lines = file.read_text("utf-8-sig").splitlines()
+    except FileNotFoundError:
+        raise ValueError(f"annotation file {file} is missing; unpack the dataset again") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: not a text file ({error}); unpack the dataset again") from None
+    if header and (len(lines) < first or lines[first - 1].split() != header.split()):
+        raise ValueError(f"{file}, line {first}: expected the header {header!r}")
+    for number, line in enumerate(lines[first if header else 0 :], first + 1 if header else 1):
+        values = line.strip().split(None, columns - 1)
+        if len(values) == columns:
+            yield f"{file}, line {number}", values
+        elif values:
+            raise ValueError(f"{file}, line {number}: {line!r}; expected {columns} values")
 
 
-# ---- the eight -------------------------------------------------------------------------------------------------
+def _pairs(file: Path) -> dict[str, str]:
+    """Lines "key value"."""
+    found: dict[str, str] = {}
+    for where, (key, value) in _records(file, 2):
+        if key in found:
+            raise ValueError(f"{where}: {key!r} is given twice")
+        found[key] = value
+    return found
 
 
-def _birds(folder: Path) -> pd.DataFrame:
+def _matlab(file: Path, name: str) -> np.ndarray:
+    """Variable `name` of a Matlab file, one-dimensional."""
+    if not file.is_file():
+        raise ValueError(f"annotation file {file} is missing; unpack the dataset again")
+    try:
+        return np.atleast_1d(loadmat(file, squeeze_me=True, variable_names=[name])[name])
+    except Exception as error:  # a damaged file raises many things, one without the variable a KeyError
+        raise ValueError(f"{file}: no readable variable {name!r} ({error}); unpack the dataset again") from None
+
+
+def _number(value, count: int, where: str) -> int:
+    """A class number from 1 to `count`; text, or of any type in which Matlab stores numbers."""
+    if str(value).removesuffix(".0").isdecimal() and 1 <= float(value) <= count:
+        return int(float(value))
+    raise ValueError(f"{where}: class {value} is not in 1 to {count}")
+
+
+# ---- the eight: rows of path, class id, class name and, where the dataset has its own, split --------------------
+
+
+def _birds(folder: Path) -> list[tuple]:
     """CUB-200-2011 and NABirds: images.txt, image_class_labels.txt and classes.txt, joined by their keys."""
-    names = pairs(folder / "classes.txt")
-    paths = pairs(folder / "images.txt")
-    labels = pairs(folder / "image_class_labels.txt")
-    odd = paths.keys() ^ labels.keys()
-    if odd:
+    file = folder / "image_class_labels.txt"
+    names, images, labels = _pairs(folder / "classes.txt"), _pairs(folder / "images.txt"), _pairs(file)
+    if odd := images.keys() ^ labels.keys():
         raise ValueError(
             f"{folder}: images.txt and image_class_labels.txt differ in {len(odd)} images, for instance {min(odd)!r}; "
             "one of them is cut short or of another release: unpack the dataset again"
         )
     for image, label in labels.items():
         if label not in names or not label.isdecimal():
-            file = folder / "image_class_labels.txt"
             raise ValueError(f"{file}: class {label!r} of image {image!r} is not in classes.txt ({len(names)} classes)")
-    return _table([(f"images/{path}", int(labels[i]), names[labels[i]]) for i, path in paths.items()])
+    return [(f"images/{path}", int(labels[image]), names[labels[image]]) for image, path in images.items()]
 
 
-def _cars(folder: Path) -> pd.DataFrame:
+def _cars(folder: Path) -> list[tuple]:
     """Cars-196: cars_annos.mat with car_ims/, or devkit/ with cars_train/ and cars_test/."""
-    file = folder / "cars_annos.mat"
-    if file.is_file() and ((folder / "car_ims").is_dir() or not (folder / "devkit").is_dir()):
-        names = matlab(file, "class_names")
-        parts = [(file, "relative_im_path", "")]
+    one, devkit = folder / "cars_annos.mat", folder / "devkit"
+    if one.is_file() and ((folder / "car_ims").is_dir() or not devkit.is_dir()):
+        names, parts = _matlab(one, "class_names"), [(one, "relative_im_path", "")]
     else:
-        names = matlab(folder / "devkit" / "cars_meta.mat", "class_names")
-        tests = [folder / "devkit", folder]  # it is offered as a file of its own, so it may lie in either
-        test = next((d for d in tests if (d / "cars_test_annos_withlabels.mat").is_file()), tests[0])
-        parts = [
-            (folder / "devkit" / "cars_train_annos.mat", "fname", "cars_train/"),
-            (test / "cars_test_annos_withlabels.mat", "fname", "cars_test/"),
-        ]
+        names, test = _matlab(devkit / "cars_meta.mat", "class_names"), "cars_test_annos_withlabels.mat"
+        test = folder / test if (folder / test).is_file() else devkit / test  # offered as a file of its own
+        parts = [(devkit / "cars_train_annos.mat", "fname", "cars_train/"), (test, "fname", "cars_test/")]
     rows = []
     for file, key, prefix in parts:
-        annotations = matlab(file, "annotations")
+        annotations = _matlab(file, "annotations")
         if not {"class", key} <= set(annotations.dtype.names or ()):
             raise ValueError(f"{file}: annotations have no 'class' and {key!r}; the file with labels is needed")
         for number, (path, label) in enumerate(zip(annotations[key], annotations["class"]), 1):
-            label = class_number(label, len(names), f"{file}, annotation {number}")
+            label = _number(label, len(names), f"{file}, annotation {number}")
             rows.append((f"{prefix}{path}", label, str(names[label - 1])))
-    return _table(rows)
+    return rows
 
 
-def _sop(folder: Path) -> pd.DataFrame:
+def _sop(folder: Path) -> list[tuple]:
     """Stanford Online Products: a class is one product for sale, called by its kind and number."""
-    rows = []
+    rows, header = [], "image_id class_id super_class_id path"
     for split in ("train", "test"):
-        file = folder / f"Ebay_{split}.txt"
-        (_, header), *lines = numbered_lines(file) or [(0, "")]
-        if header.split() != ["image_id", "class_id", "super_class_id", "path"]:
-            raise ValueError(f"{file}, line 1: {header!r}; expected 'image_id class_id super_class_id path'")
-        for number, line in lines:
-            values = line.split()
-            if len(values) != 4:
-                raise ValueError(f"{file}, line {number}: {line!r}; expected 4 values")
-            label = class_number(values[1], 22_634, f"{file}, line {number}")
-            kind = values[3].split("/")[0].removesuffix("_final")
-            rows.append((values[3], label, f"{kind} {label}", split))
-    return _table(rows, halves=False)
+        for where, (_, label, _, path) in _records(folder / f"Ebay_{split}.txt", 4, header):
+            label, kind = _number(label, 22_634, where), path.split("/")[0].removesuffix("_final")
+            rows.append((path, label, f"{kind} {label}", split))
+    return rows
 
 
-def _inshop(folder: Path) -> pd.DataFrame:
+def _inshop(folder: Path) -> list[tuple]:
     """In-Shop: Eval/list_eval_partition.txt and Img/img/; queries are searched in the gallery only."""
-    file = folder / "Eval" / "list_eval_partition.txt"
-    (_, count), *lines = numbered_lines(file) or [(0, "")]
-    if [line.split() for _, line in lines[:1]] != [["image_name", "item_id", "evaluation_status"]]:
-        raise ValueError(f"{file}, line 2: expected the header 'image_name item_id evaluation_status'")
-    if count.strip() != str(len(lines) - 1):
-        raise ValueError(f"{file}: line 1 says {count.strip()} images, {len(lines) - 1} follow; unpack it again")
-    rows = []
-    for number, line in lines[1:]:
-        values = line.split()
-        if len(values) != 3 or values[2] not in ("train", "query", "gallery"):
-            raise ValueError(f"{file}, line {number}: {line!r}; expected image, item and train, query or gallery")
-        rows.append((f"Img/{values[0]}", values[1], values[1], values[2]))
-    return _table(rows, halves=False)
+    file, rows = folder / "Eval" / "list_eval_partition.txt", []
+    for where, (path, item, split) in _records(file, 3, "image_name item_id evaluation_status", first=2):
+        if split not in ("train", "query", "gallery"):
+            raise ValueError(f"{where}: {split!r}; expected train, query or gallery")
+        rows.append((f"Img/{path}", item, item, split))
+    count = file.read_text("utf-8-sig").split(None, 1)[0]
+    if count != str(len(rows)):
+        raise ValueError(f"{file}: line 1 says {count} images, {len(rows)} follow; unpack the dataset again")
+    return rows
 
 
-def _dogs(folder: Path) -> pd.DataFrame:
+def _dogs(folder: Path) -> list[tuple]:
     """Stanford Dogs: file_list.mat and Images/."""
     file = folder / "file_list.mat"
-    paths, labels = matlab(file, "file_list"), matlab(file, "labels")
-    if len(paths) != len(labels):
-        raise ValueError(f"{file}: {len(paths)} files, {len(labels)} labels; unpack the dataset again")
-    rows = []
-    for number, (path, label) in enumerate(zip(paths, labels.tolist()), 1):
-        rows.append((f"Images/{path}", class_number(label, 120, f"{file}, row {number}"), str(path).split("/")[0]))
-    return _table(rows)
+    images, labels = _matlab(file, "file_list"), _matlab(file, "labels")
+    if len(images) != len(labels):
+        raise ValueError(f"{file}: {len(images)} files, {len(labels)} labels; unpack the dataset again")
+    labels = [_number(label, 120, f"{file}, row {row}") for row, label in enumerate(labels.tolist(), 1)]
+    return [(f"Images/{path}", label, str(path).split("/")[0]) for path, label in zip(images, labels)]
 
 
-def _flowers(folder: Path) -> pd.DataFrame:
+def _flowers(folder: Path) -> list[tuple]:
     """Flowers-102: imagelabels.mat, setid.mat and jpg/, in the order of the three sets as the authors' code has it."""
-    labels = matlab(folder / "imagelabels.mat", "labels").tolist()
-    rows = []
-    for part in ("trnid", "valid", "tstid"):
-        for image in matlab(folder / "setid.mat", part).tolist():
-            if not 1 <= image <= len(labels):
-                raise ValueError(f"{folder / 'setid.mat'}: {part} names image {image} of {len(labels)}")
-            label = class_number(labels[image - 1], 102, f"{folder / 'imagelabels.mat'}, image {image}")
-            rows.append((f"jpg/image_{image:05d}.jpg", label, _FLOWERS[label - 1]))
-    return _table(rows)
+    names = (paths.PAPER / "flowers.txt").read_text("utf-8").splitlines()  # from its web page: it comes without
+    file, sets, rows = folder / "imagelabels.mat", folder / "setid.mat", []
+    labels = _matlab(file, "labels").tolist()
+    for image in np.concatenate([_matlab(sets, part) for part in ("trnid", "valid", "tstid")]).tolist():
+        if not 1 <= image <= len(labels):
+            raise ValueError(f"{sets}: names image {image} of {len(labels)}; unpack the dataset again")
+        label = _number(labels[image - 1], len(names), f"{file}, image {image}")
+        rows.append((f"jpg/image_{image:05d}.jpg", label, names[label - 1]))
+    return rows
 
 
-def _aircraft(folder: Path) -> pd.DataFrame:
+def _aircraft(folder: Path) -> list[tuple]:
     """FGVC-Aircraft: classes are variants, sorted by name."""
-    rows = []
-    for part in ("trainval", "test"):
-        for image, variant in pairs(folder / "data" / f"images_variant_{part}.txt").items():
-            rows.append((f"data/images/{image}.jpg", variant, variant))
-    return _table(rows)
+    parts = [_pairs(folder / "data" / f"images_variant_{part}.txt") for part in ("trainval", "test")]
+    return [(f"data/images/{image}.jpg", name, name) for part in parts for image, name in part.items()]
 
 
 # ---- which is where --------------------------------------------------------------------------------------------
@@ -167,83 +163,53 @@ def _aircraft(folder: Path) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Dataset:
-    """One of the eight.
+    """One of the eight, as data/paper/datasets.yaml describes it."""
 
-    Attributes:
-        title: the paper's name.
-        read: from the folder to a table of `path`, `id`, `class_name`, `split`.
-        folder: how the folder that holds the files is usually called.
-        files: annotation files in that folder, by any of which it is known.
-        images: the folder of the images in it.
-        counts: images and classes of each split (Table 1; of In-Shop's 28,760 test images there are 26,830).
-    """
-
-    title: str
-    read: Callable[[Path], pd.DataFrame]
-    folder: str
-    files: tuple[str, ...]
-    images: str
-    counts: dict[str, tuple[int, int]]
+    folder: str  # how the folder that holds it is usually called
+    files: list[str]  # annotation files in that folder, by any of which it is known
+    images: str  # the folder of its images
+    counts: dict[str, list[int]]  # images and classes of each split (Table 1)
+    source: list[tuple[str, str, str]] | str  # archives: address, MD5, folder to unpack into; or what to do by hand
 
 
-def _counts(train_images: int, train: int, test_images: int, test: int) -> dict[str, tuple[int, int]]:
-    return {"train": (train_images, train), "test": (test_images, test)}
-
-
-_BIRDS = ("images.txt", "image_class_labels.txt", "classes.txt")
 DATASETS = {
-    "cub": Dataset("CUB-200-2011", _birds, "CUB_200_2011", _BIRDS, "images", _counts(5_864, 100, 5_924, 100)),
-    "cars": Dataset(
-        "Cars-196", _cars, "cars", ("cars_annos.mat", "devkit/cars_train_annos.mat", "devkit/cars_meta.mat"),
-        "car_ims (or cars_train and cars_test)", _counts(8_054, 98, 8_131, 98),
-    ),
-    "sop": Dataset(
-        "Stanford Online Products", _sop, "Stanford_Online_Products", ("Ebay_train.txt", "Ebay_test.txt"),
-        "*_final", _counts(59_551, 11_318, 60_502, 11_316),
-    ),
-    "inshop": Dataset(
-        "In-Shop Clothes", _inshop, "inshop", ("Eval/list_eval_partition.txt",), "Img/img",
-        {"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)},
-    ),
-    "nabirds": Dataset("NABirds", _birds, "nabirds", _BIRDS, "images", _counts(22_909, 278, 25_653, 277)),
-    "dogs": Dataset("Stanford Dogs", _dogs, "dogs", ("file_list.mat",), "Images", _counts(10_651, 60, 9_929, 60)),
-    "flowers": Dataset(
-        "Flowers-102", _flowers, "flowers", ("imagelabels.mat", "setid.mat"), "jpg", _counts(3_493, 51, 4_696, 51)
-    ),
-    "aircraft": Dataset(
-        "FGVC-Aircraft", _aircraft, "fgvc-aircraft-2013b",
-        ("data/images_variant_trainval.txt", "data/images_variant_test.txt"), "data/images",
-        _counts(5_000, 50, 5_000, 50),
-    ),
-}  # fmt: skip
+    name: Dataset(**described)
+    for name, described in yaml.safe_load((paths.PAPER / "datasets.yaml").read_text("utf-8")).items()
+}
+_READERS = dict(
+    cub=_birds, cars=_cars, sop=_sop, inshop=_inshop, nabirds=_birds, dogs=_dogs, flowers=_flowers, aircraft=_aircraft
+)
+
+
+def annotations(name: str, folder: Path) -> pd.DataFrame:
+    """The table of `path`, `id`, `class_name` and `split` that the annotation files in `folder` give."""
+    rows = _READERS[name](folder)
+    if not rows:
+        raise ValueError(f"the annotation files in {folder} name no image; unpack the dataset again")
+    table = pd.DataFrame(rows, columns=["path", "id", "class_name", "split"][: len(rows[0])])
+    if "split" not in table:
+        ids = sorted(set(table["id"]))
+        table["split"] = np.where(table["id"].isin(ids[: (len(ids) + 1) // 2]), "train", "test")
+    return table
 
 
 def find(root: str | Path, name: str) -> Path | None:
     """The folder of dataset `name`: `root` itself or one at most two levels below; None where there is none."""
-    for folder in _folders(Path(root), 2):
-        here = [folder / file for file in DATASETS[name].files if (folder / file).is_file()]
-        if here and (DATASETS[name].read is not _birds or _which_birds(folder, here[0]) == name):
-            return folder
+    root = Path(root)
+    for below in ("", "*/", "*/*/"):
+        for folder in sorted(root.glob(below)) if below else [root]:
+            if any(part.startswith(".") for part in folder.relative_to(root).parts):
+                continue
+            here = [folder / file for file in DATASETS[name].files if (folder / file).is_file()]
+            if here and (_READERS[name] is not _birds or _has_uuids(here[0]) == (name == "nabirds")):
+                return folder
     return None
 
 
-def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    yield folder
-    if depth and folder.is_dir():
-        with os.scandir(folder) as entries:
-            below = sorted(e.path for e in entries if not e.name.startswith(".") and e.is_dir())
-        for path in below:
-            yield from _folders(Path(path), depth - 1)
-
-
-def _which_birds(folder: Path, file: Path) -> str:
-    """CUB and NABirds have the same files; the folder's name tells, or else CUB's "1 001.Name" and plain numbers."""
-    if "nabirds" in folder.name.lower():
-        return "nabirds"
-    if "cub" in folder.name.lower():
-        return "cub"
+def _has_uuids(file: Path) -> bool:
+    """CUB and NABirds have the same files, but CUB's keys are plain numbers."""
     with open(file, encoding="utf-8", errors="replace") as stream:
-        return "cub" if re.match(r"\d+ (\d{3}\.|\d+\s*$)", stream.readline()) else "nabirds"
+        return "-" in stream.readline().split(" ")[0]
 
 
 def load(root: str | Path, datasets: list[str] | None = None, strict: bool = True) -> Benchmark:
@@ -263,80 +229,56 @@ def load(root: str | Path, datasets: list[str] | None = None, strict: bool = Tru
     names = list(DATASETS) if datasets is None else list(datasets)
     check_known("dataset", names, DATASETS)
     folders = {name: find(root, name) for name in names}
-    lost = [name for name, folder in folders.items() if folder is None]
-    if lost:
-        expected = "\n".join(
-            f"  {name}: {root / DATASETS[name].folder}/ with {', '.join(DATASETS[name].files)} and the images in "
-            f"{DATASETS[name].images}"
-            for name in lost
-        )
+    if lost := [name for name, folder in folders.items() if folder is None]:
         raise ValueError(
-            f"dataset {', '.join(map(repr, lost))} not found under {root}; expected\n{expected}\n"
-            "`python -m pumalib data download` fetches what may be fetched freely and says how to get the others"
+            f"dataset {', '.join(map(repr, lost))} not found under {root}; expected\n"
+            + "".join(
+                f"  {d.folder}/ with {', '.join(d.files)}; images in {d.images}\n" for d in map(DATASETS.get, lost)
+            )
+            + "`python -m pumalib data download` fetches what may be fetched freely and says how to get the others"
         )
     tables = []
     for name, folder in folders.items():
         try:
-            tables.append(_checked(name, folder, strict))
+            table = _checked(name, folder, strict)
         except ValueError as error:
             raise ValueError(f"dataset {name!r}: {error}") from None
-        tables[-1]["path"] = folder.relative_to(root).as_posix() + "/" + tables[-1]["path"]
+        prefix = "" if folder == root else folder.relative_to(root).as_posix() + "/"
+        tables.append(table.assign(dataset=name, path=prefix + table["path"]))
     images = pd.concat(tables, ignore_index=True)
-    images["path"] = images["path"].str.removeprefix("./")
     images["label"] = images.groupby(["dataset", "id"], sort=False).ngroup()
     return Benchmark("paper", images[COLUMNS], root=root)
 
 
 def _checked(name: str, folder: Path, strict: bool) -> pd.DataFrame:
     """The table of one dataset, its paths relative to `folder`, if it is whole."""
-    table = DATASETS[name].read(folder)
+    table, problems = annotations(name, folder), []
     twice = table["path"].duplicated()
     if twice.any():
         raise ValueError(f"image {table['path'][twice].iloc[0]!r} stands {twice.sum() + 1} times in the annotations")
-    table["dataset"] = name
-
-    there = _exist(folder, table["path"])
+    # A folder is listed once, since 289,000 single questions take minutes on a disk.
+    places = table["path"].str.rpartition("/")
+    listed = {p: set(os.listdir(folder / p)) if (folder / p).is_dir() else () for p in places[0].unique()}
+    there = np.array([file in listed[parent] for parent, file in zip(places[0], places[2])])
     if not there.all():
         lost = table["path"][~there]
-        _complain(
-            name,
-            strict,
+        problems.append(
             f"{len(lost):,} of {len(table):,} images that the annotations name are missing, for instance "
-            f"{folder / lost.iloc[0]} (unpacking not finished?); unpack the dataset again",
+            f"{folder / lost.iloc[0]} (unpacking not finished?); unpack the dataset again"
         )
         table = table[there].reset_index(drop=True)
-
     for split, (images, classes) in DATASETS[name].counts.items():
         rows = table[table["split"] == split]
-        found = len(rows), rows["id"].nunique()
-        if found != (images, classes):
-            cause = "unpacking not finished, or annotations cut short" if found < (images, classes) else "files added"
-            _complain(
-                name,
-                strict,
+        found = [len(rows), rows["id"].nunique()]
+        if found != [images, classes]:
+            cause = "unpacking not finished, or annotations cut short" if found < [images, classes] else "files added"
+            problems.append(
                 f"{found[0]:,} {split} images of {found[1]:,} classes in {folder}; Table 1 expects {images:,} of "
                 f"{classes:,}. Likely cause: {cause}, another release, or macOS `._` files taken for images. Unpack "
-                "the original archive again",
+                "the original archive again"
             )
+    for problem in problems:
+        if strict:
+            raise ValueError(f"{problem}, or go on with strict=False")
+        warnings.warn(f"dataset {name!r}: {problem}", stacklevel=4)
     return table
-
-
-def _complain(name: str, strict: bool, message: str) -> None:
-    if strict:
-        raise ValueError(f"{message}, or go on with strict=False")
-    warnings.warn(f"dataset {name!r}: {message}", stacklevel=5)
-
-
-def _exist(folder: Path, paths: pd.Series) -> np.ndarray:
-    """Which of `paths` are there; a folder is listed once, since 289,000 single questions take minutes on a disk."""
-    listed: dict[str, set[str]] = {}
-    there = np.empty(len(paths), bool)
-    for row, path in enumerate(paths):
-        parent, _, file = path.rpartition("/")
-        if parent not in listed:
-            try:
-                listed[parent] = set(os.listdir(folder / parent))
-            except (FileNotFoundError, NotADirectoryError):
-                listed[parent] = set()
-        there[row] = file in listed[parent]
-    return there

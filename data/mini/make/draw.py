@@ -9,8 +9,6 @@ apart conflicts between datasets, the challenge of Sec. 3.3.
 The distances follow Inigo Quilez, "2D distance functions" (iquilezles.org/articles/distfunctions2d).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 SIZE = 32  # side of a picture, pixels
@@ -68,7 +66,10 @@ def turned(x, y, angle, centre=(0.0, 0.0)):
 def pattern(x, y, kind, angle, period, width):
     """An endless motif: kind 0 stripes, 1 checks, 2 dots, 3 zigzag; `width` is the painted share of a period."""
     x, y = turned(x, y, angle)
-    saw = lambda z: np.abs(z / period - np.floor(z / period) - 0.5) * period  # noqa: E731  0 in the middle of a period
+
+    def saw(z):  # 0 in the middle of a period
+        return np.abs(z / period - np.floor(z / period) - 0.5) * period
+
     half = width * period / 2
     stripes, dots = saw(x) - half, np.hypot(saw(x), saw(y)) - 1.2 * half
     return np.choose(kind, [stripes, np.minimum(stripes, saw(y) - half), dots, saw(x + 1.2 * saw(y)) - half])
@@ -166,7 +167,10 @@ def birds(rng, back, belly, crown):
     """Plumage is the class; build, posture, beak and surroundings are chance."""
     c = Canvas(rng, len(back), turn=0.35)
     x, y = c.x, c.y
-    feather = lambda hue: hsv(hue + c.any(-0.04, 0.04), c.any(0.55, 0.9), c.any(0.55, 0.95))  # noqa: E731
+
+    def feather(hue):
+        return hsv(hue + c.any(-0.04, 0.04), c.any(0.55, 0.9), c.any(0.55, 0.95))
+
     c.backdrop(c.colour((0.1, 0.6)), c.colour((0.1, 0.5), (0.5, 1)))
     c.paint(capsule(x, y, (-1.2, -0.62), (1.2, -0.62 + c.any(-0.2, 0.2)), 0.06, 0.06), hsv(0.08, 0.5, c.any(0.2, 0.4)))
     plump, neck, beak = c.any(0.28, 0.42), c.any(0.3, 0.5), c.any(0.1, 0.3)
@@ -236,9 +240,13 @@ def vehicles(rng, length, cabin, place, roof, wheel):
     paint, sill = c.colour((0, 0.95), (0.2, 1)), c.any(0.0, 0.06)
     body = box(x, y + 0.2, half, 0.2 + sill, 0.1)
     slope = 0.04 + c.any(0.08, 0.14)
-    shell = lambda d: polygon(  # noqa: E731  the cabin, `d` thinner all around
-        x, y, (middle - room + d, -0.1 + d), (middle - room + slope / 2 + d, high - d),
-        (middle + room - slope - d, high - d), (middle + room - d / 2, -0.1 + d))  # fmt: skip
+
+    def shell(d):  # the cabin, `d` thinner all around
+        left, right, low, top = middle - room + d, middle + room - d / 2, -0.1 + d, high - d
+        return polygon(
+            x, y, (left, low), (middle - room + slope / 2 + d, top), (middle + room - slope - d, top), (right, low)
+        )
+
     c.paint(np.minimum(body, shell(0.0)) - 0.035, 0.05, 0.8)
     c.paint(np.minimum(body, shell(0.0)), paint)
     c.paint(np.maximum(shell(0.06), 0.02 - y), hsv(c.any(0.5, 0.65), 0.35, c.any(0.15, 0.8)))
@@ -265,7 +273,10 @@ def aircraft(rng, sweep, span, chord, tail, engines):
     tail_ = polygon(x, y, (-0.5, -0.6), (0.0, -0.6), (fin, -0.72), (fin, -0.85), (0.0, -0.82), (-0.5, -0.82))
     hull = capsule(x, y, (0.0, 0.75), (0.0, -0.85), c.any(0.1, 0.13), 0.05)
     number = np.floor(engines * 3)  # none, one or two under each wing
-    pod = lambda share: box(x - share * reach, y - 0.27 + share * back, 0.06, 0.15, 0.05)  # noqa: E731
+
+    def pod(share):
+        return box(x - share * reach, y - 0.27 + share * back, 0.06, 0.15, 0.05)
+
     pods = np.where(number == 0, 9.0, np.minimum(pod(0.36), np.where(number == 2, pod(0.68), 9.0)))
     livery, trim = c.colour((0, 0.9), (0.1, 1)), c.colour((0, 0.9), (0.1, 1))
     plane = np.minimum(np.minimum(wing, tail_), np.minimum(hull, pods))
@@ -296,7 +307,10 @@ def leaves(rng, n, side, count=160):
     The dead-leaves model, whose statistics resemble photographs (Lee, Mumford and Huang, IJCV 2001).
     """
     axis = np.linspace(-1, 1, side, dtype=np.float32)
-    any_ = lambda low, high: rng.uniform(low, high, (n, 1, 1)).astype(np.float32)  # noqa: E731
+
+    def any_(low, high):
+        return rng.uniform(low, high, (n, 1, 1)).astype(np.float32)
+
     image = np.zeros((n, side, side, 3), np.float32)
     base = any_(0, 1)
     for _ in range(count):

@@ -1,0 +1,171 @@
+"""`python -m pumalib data status|download|prepare|verify`; whatever is interrupted goes on when it is called again."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import shutil
+import stat
+import tarfile
+import urllib.error
+import urllib.request
+import warnings
+import zipfile
+import zlib
+from pathlib import Path, PureWindowsPath
+
+import filelock
+import pandas as pd
+import pooch
+from tqdm import tqdm
+
+from . import batches, check_known, paper, prepared, read
+
+
+def status(root: str | Path) -> pd.DataFrame:
+    """What is where: a row per dataset of the paper with its folder, images found, expected and prepared, and state."""
+    root, rows = Path(root).expanduser(), []
+    for name, dataset in paper.DATASETS.items():
+        found, copies, folder = 0, 0, paper.find(root, name)
+        how = "says how to get it by hand" if isinstance(dataset.source, str) else "fetches it"
+        state = f"missing; `python -m pumalib data download {name}` {how}"
+        if folder:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    benchmark = paper.load(root, [name], strict=False)
+                    found = len(benchmark.images)
+                    copies, state = found - len(prepared.unprepared(benchmark)), "complete"
+                except ValueError as error:
+                    state = str(error)
+            state = str(caught[0].message) if caught else state
+        expected = sum(images for images, _ in dataset.counts.values())
+        rows.append((name, str(folder or ""), found, expected, copies, state))
+    return pd.DataFrame(rows, columns=["dataset", "folder", "images", "expected", "prepared", "state"])
+
+
+def download(names: list[str] | None, root: str | Path, mirror: str | None = None) -> list[str]:
+    """Fetch and unpack what may be fetched freely and is not complete; print how to get the rest, and return its names.
+
+    Args:
+        names: of datasets of the paper; None or none: all.
+        root: where to; made if need be.  Archives stay in `root/archives` and may be deleted.
+        mirror: address under which the archives lie by their own names.
+
+    Raises:
+        ValueError: unknown dataset, wrong checksum, or an archive that is damaged or unsafe.
+        OSError: the server cannot be reached or broke off, or the disk is full.
+    """
+    root, names, by_hand = Path(root).expanduser(), list(names or paper.DATASETS), []
+    check_known("dataset", names, paper.DATASETS)
+    archives = root / "archives"
+    archives.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        try:
+            paper.load(root, [name])
+            print(f"{name}: complete in {paper.find(root, name)}")
+            continue
+        except ValueError:  # missing or incomplete
+            pass
+        source = paper.DATASETS[name].source
+        if isinstance(source, str):
+            by_hand.append(name)
+            print("\n" + source.format(root=root))
+            continue
+        for url, md5, into in source:
+            file = url.rsplit("/", 1)[1]
+            with filelock.FileLock(archives / f"{file}.lock"):
+                unpack(_fetch(f"{mirror.rstrip('/')}/{file}" if mirror else url, md5, archives / file), root / into)
+        print(f"{name}: unpacked under {root}")
+    return by_hand
+
+
+def _fetch(url: str, md5: str, file: Path) -> Path:
+    elsewhere = f"fetch {file.name} elsewhere and put it into {file.parent}"
+    try:
+        return Path(pooch.retrieve(url, f"md5:{md5}", file.name, file.parent, downloader=_resuming))
+    except ValueError as error:
+        raise ValueError(
+            f"{url}: wrong checksum, the download was thrown away ({error}). Run it again; if it stays wrong, the "
+            f"server has another release: {elsewhere}"
+        ) from None
+    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        raise OSError(f"{url}: {error}. Run it again, it goes on where it stopped; or {elsewhere}") from None
+
+
+def _resuming(url: str, output_file: str, _) -> None:
+    """A downloader for pooch, whose own starts anew: keeps `<name>.part` and asks for the rest only."""
+    part = Path(output_file).with_name(url.rsplit("/", 1)[1] + ".part")
+    done = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
+    try:
+        response = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        if error.code != 416 or not done:
+            raise
+        part.unlink()  # nothing follows what we have: it is of another release
+        return _resuming(url, output_file, _)
+    done = done if response.status == 206 else 0  # else the server sends all of it
+    total = done + int(response.headers.get("Content-Length", 0))
+    bar = tqdm.wrapattr(response, "read", total=total or None, initial=done, desc=part.stem)
+    with response, open(part, "ab" if done else "wb") as out, bar as counted:
+        shutil.copyfileobj(counted, out, 1 << 18)
+    if (done := part.stat().st_size) < total:
+        raise ConnectionError(f"broke off after {done:,} of {total:,} bytes")
+    part.replace(output_file)
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """Unpack a tar or zip archive into `target`, or copy a .mat file there; nothing is left of a refused archive.
+
+    Raises:
+        ValueError: the archive is damaged, unpacks to too much, or has a link or a member that leaves `target`.
+    """
+    fresh = target / f".unpacking-{archive.name}"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    try:
+        if archive.suffix == ".mat":
+            shutil.copy(archive, fresh)
+        else:
+            with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as packed:
+                packed.extraction_filter = tarfile.data_filter
+                packed.extractall(fresh, tqdm(_members(archive, packed), f"unpacking {archive.name}", unit="file"))
+        shutil.copytree(fresh, target, copy_function=os.replace, dirs_exist_ok=True)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
+        raise ValueError(f"{archive}: damaged or cut short ({error}); delete it and download it again") from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _members(archive: Path, packed: zipfile.ZipFile | tarfile.TarFile) -> list:
+    """What an archive holds, without the files of macOS; all of it is checked before any is written."""
+    limit, total, members = min(200e9, max(1e9, 100 * archive.stat().st_size)), 0, []
+    for member in packed.infolist() if isinstance(packed, zipfile.ZipFile) else packed:
+        if isinstance(member, zipfile.ZipInfo):
+            name, size, kind = member.filename, member.file_size, stat.S_IFMT(member.external_attr >> 16)
+            plain = kind in (0, stat.S_IFREG, stat.S_IFDIR)
+        else:
+            name, size, plain = member.name, member.size, member.isreg() or member.isdir()
+        path, total = PureWindowsPath(name), total + size  # a Windows path knows drive letters and both slashes
+        if not plain or path.anchor or ".." in path.parts:
+            why = "leaves its folder" if plain else "is a link or a device"
+            raise ValueError(f"{archive}: member {name!r} {why}; the archive is refused")
+        if total > limit:
+            raise ValueError(f"{archive}: unpacks to more than {limit / 1e9:.0f} GB; the archive is refused")
+        if not path.name.startswith("._") and "__MACOSX" not in path.parts:
+            members.append(member)
+    return members
+
+
+def verify(names: list[str] | None, root: str | Path, benchmark: str = "paper") -> pd.DataFrame:
+    """Decode every image of some datasets (None: all): dataset, path and error of each that cannot be read."""
+    found = read(benchmark, root, names or None, strict=False)
+    errors = batches.unreadable(found, progress=True)
+    table = found.images.loc[list(errors), ["dataset", "path"]].reset_index(drop=True)
+    return table.assign(error=[str(error) for error in errors.values()])
+
+
+def prepare(names: list[str] | None, root: str | Path, benchmark: str = "paper") -> Path:
+    """Copy the images of some datasets (None: all) as smaller JPEGs, see `prepared`; returns the folder they are in."""
+    return prepared.prepare(read(benchmark, root, names or None, strict=False))

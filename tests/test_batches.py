@@ -1,0 +1,321 @@
+"""From the table to batches: decoding, views, samplers, the same batches whatever the workers."""
+
+import io
+import multiprocessing
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image, ImageOps
+from torchvision.transforms import v2
+
+from pumalib import config
+from pumalib.data import COLUMNS, Benchmark, batches
+from pumalib.data.batches import ImageError, Plan, View, decode
+
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+TEST, TRAIN = View(32, *HALF), View(32, *HALF, crop_scale=(0.2, 1.0), flip=True)
+
+
+def photo(height, width, seed=0):
+    """A smooth random picture."""
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+    return small.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def table(paths, classes, **more):
+    rows = {"path": paths, "label": classes, "class_name": [f"c{c}" for c in classes], "dataset": "d"}
+    rows["split"] = ["train" if c < 2 else "test" for c in classes]
+    return Benchmark("folders", pd.DataFrame(rows)[COLUMNS], **more)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """150 small pictures of 4 classes in files."""
+    root = tmp_path_factory.mktemp("files")
+    names = [f"{i}é.{'jpg' if i % 2 else 'png'}" for i in range(150)]
+    for i, name in enumerate(names):
+        photo(40 + i % 7, 48, i).save(root / name)
+    return table(names, [i % 4 for i in range(150)], root=root)
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    pixels = np.stack([np.asarray(photo(32, 32, i)) for i in range(60)])
+    return table(list(range(60)), [i % 4 for i in range(60)], pixels=pixels)
+
+
+# ---- samplers
+
+
+def test_random_batches_cover_and_change_with_the_epoch():
+    one = batches.random_batches(23, 5, seed=3, epoch=0)
+    assert [len(b) for b in one] == [5, 5, 5, 5]  # the incomplete fifth is dropped
+    assert len(set(np.concatenate(one))) == 20
+    assert all((a == b).all() for a, b in zip(one, batches.random_batches(23, 5, seed=3, epoch=0)))
+    for seed, epoch in ((3, 1), (4, 0)):
+        assert not (np.concatenate(one) == np.concatenate(batches.random_batches(23, 5, seed, epoch))).all()
+    (only,) = batches.random_batches(3, 5, seed=0, epoch=0)
+    assert sorted(only) == [0, 1, 2]
+    assert [b.tolist() for b in batches.ordered_batches(5, 2)] == [[0, 1], [2, 3], [4]]
+
+
+def test_class_batches():
+    labels = np.repeat(np.arange(10), [1, 2, 3, 4, 5, 6, 7, 8, 9, 30])[::-1]
+    drawn = batches.class_batches(labels, 4, 4, seed=1, epoch=2)
+    assert len(drawn) == len(labels) // 16
+    for batch in drawn:
+        classes = labels[batch].reshape(4, 4)
+        assert (classes == classes[:, :1]).all() and len(set(classes[:, 0])) == 4
+        for four in batch.reshape(4, 4):
+            size = (labels == labels[four[0]]).sum()
+            assert len(set(four)) == min(4, size)  # repeats only where a class is too small, and then all its images
+    firsts = np.concatenate([labels[b][::4] for b in drawn])
+    assert set(firsts[:10]) == set(range(10))  # all classes once before one comes again
+    assert all((a == b).all() for a, b in zip(drawn, batches.class_batches(labels, 4, 4, seed=1, epoch=2)))
+    assert not (drawn[0] == batches.class_batches(labels, 4, 4, seed=1, epoch=3)[0]).all()
+    assert [len(b) for b in batches.class_batches([0] * 10 + [1] * 10, 180, 4, seed=0, epoch=0)] == [8, 8]
+    sparse = batches.class_batches(list(range(7)), 3, 4, seed=0, epoch=0)  # 7 images, one per class
+    assert len(sparse) == 3 and set(np.concatenate(sparse)) == set(range(7))
+
+
+def test_few_shot():
+    labels = [0] * 3 + [1] * 20 + [2] * 20
+    images = pd.DataFrame({"path": map(str, range(43)), "label": labels, "split": ["train"] * 33 + ["test"] * 10})
+    tables = {shots: batches.few_shot(images, shots, seed=1) for shots in (1, 2, 4, 8, 16)}
+    for shots, few in tables.items():
+        assert few.groupby("label").size().tolist() == [shots] * 3 and (few.split == "train").all()
+        distinct = few.groupby("label").path.nunique().tolist()
+        assert distinct == [min(3, shots), shots, min(10, shots)]  # repeats only where a class is smaller
+    assert set(tables[2].path) <= set(tables[4].path) <= set(tables[8].path)
+    assert tables[8].equals(batches.few_shot(images, 8, seed=1))
+    assert not tables[8].equals(batches.few_shot(images, 8, seed=2))
+
+
+def test_the_orders_of_kept_runs():
+    """Printed once and kept: another order would orphan them."""
+    assert batches.random_batches(8, 4, seed=1, epoch=2)[0].tolist() == [0, 2, 6, 5]
+    assert batches.class_batches([0, 0, 1, 1, 2, 2], 2, 2, seed=1, epoch=0)[0].tolist() == [4, 5, 1, 0]
+    images = pd.DataFrame({"path": range(8), "label": [0] * 4 + [1] * 4, "split": "train"})
+    assert batches.few_shot(images, 2, seed=1)["path"].tolist() == [0, 1, 4, 6]
+
+
+# ---- decoding
+
+COLOUR, WHITE = (200, 100, 50), (255, 255, 255)
+IMAGES = {  # name: (image, how it is saved, the RGB of its first pixel)
+    "rgb.png": (Image.new("RGB", (6, 5), COLOUR), {}, COLOUR),
+    "grey.png": (Image.new("L", (6, 5), 77), {}, (77, 77, 77)),
+    "bits.png": (Image.new("1", (6, 5), 1), {}, WHITE),
+    "palette.png": (Image.new("RGB", (6, 5), COLOUR).convert("P", palette=Image.Palette.ADAPTIVE), {}, COLOUR),
+    "clear.png": (Image.new("RGBA", (6, 5), (0, 0, 0, 0)), {}, WHITE),
+    "half.png": (Image.new("LA", (6, 5), (0, 128)), {}, (127, 127, 127)),
+    "key.png": (Image.new("RGB", (6, 5), COLOUR), {"transparency": COLOUR}, WHITE),
+    "greykey.png": (Image.new("L", (6, 5), 9), {"transparency": 9}, WHITE),
+    "palettekeys.png": (Image.new("RGB", (6, 5)).quantize(), {"transparency": bytes([0])}, WHITE),
+    "clear.gif": (Image.new("P", (6, 5), 0), {"transparency": 0}, WHITE),
+    "deep.png": (Image.fromarray(np.full((5, 6), 200 * 257, np.uint16)), {}, (200, 200, 200)),
+    "deep.tif": (Image.fromarray(np.full((5, 6), 200 * 257, np.int32)), {}, (200, 200, 200)),
+    "inks.tif": (Image.new("CMYK", (6, 5), (0, 255, 255, 0)), {}, (255, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_every_kind_of_image_becomes_rgb(name, tmp_path):
+    image, options, expected = IMAGES[name]
+    image.save(tmp_path / name, **options)
+    found = decode(tmp_path / name)
+    assert found.mode == "RGB" and found.size == (6, 5) and found.getpixel((0, 0)) == expected
+    with Image.open(tmp_path / name) as opened:
+        for same in (decode(opened), decode(io.BytesIO((tmp_path / name).read_bytes()))):
+            assert same.mode == "RGB" and same.tobytes() == found.tobytes()
+    if not options:
+        assert decode(image).tobytes() == found.tobytes()
+
+
+def test_values_without_an_agreed_range_are_refused(tmp_path):
+    for name, values in (("float", np.ones((4, 4), np.float32)), ("wide", np.full((4, 4), 70000, np.int32))):
+        Image.fromarray(values).save(tmp_path / f"{name}.tif")
+        with pytest.raises(ImageError, match=rf"{name}\.tif: cannot be read.*save it with 8 or 16 bits"):
+            decode(tmp_path / f"{name}.tif")
+
+
+def test_the_first_frame_and_the_orientation(tmp_path):
+    first, second = photo(20, 30, 1), photo(20, 30, 2)
+    first.save(tmp_path / "a.gif", save_all=True, append_images=[second])
+    with Image.open(tmp_path / "a.gif") as opened:
+        opened.seek(1)
+        assert decode(opened).tobytes() == decode(tmp_path / "a.gif").tobytes()
+
+    exif = Image.Exif()
+    exif[0x0112] = 6  # "rotate by 90 degrees"
+    photo(20, 30).save(tmp_path / "a.jpg", exif=exif)
+    plain, turned = decode(tmp_path / "a.jpg"), decode(tmp_path / "a.jpg", upright=True)
+    assert plain.size == (30, 20) and turned.tobytes() == plain.transpose(Image.Transpose.ROTATE_270).tobytes()
+    with Image.open(tmp_path / "a.jpg") as opened:
+        assert decode(opened, upright=True).tobytes() == turned.tobytes() == ImageOps.exif_transpose(opened).tobytes()
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    for i in range(12):
+        photo(64, 64, i).save(tmp_path / f"{i}.jpg")
+    whole = (tmp_path / "3.jpg").read_bytes()
+    (tmp_path / "3.jpg").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "8.jpg").write_text("404 not found")
+    (tmp_path / "10.jpg").unlink()
+    return table([f"{i}.jpg" for i in range(12)], [i % 4 for i in range(12)], root=tmp_path)
+
+
+@pytest.mark.parametrize("name, cause", [("3", "truncated"), ("8", "identify"), ("10", "No such file")])
+def test_an_unreadable_image_is_named(damaged, name, cause):
+    with pytest.raises(ImageError, match=rf"{name}\.jpg: cannot.*{cause}.*drop_unreadable.*data verify"):
+        decode(damaged.root / f"{name}.jpg")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_image_stops_the_batches(damaged, workers):
+    plan = Plan(batches.ordered_batches(12, 4), workers=workers)
+    with pytest.raises(ImageError, match=r"3\.jpg: cannot be read") as caught:
+        next(batches.batches(damaged, damaged.images, plan, TRAIN))
+    assert "Traceback" not in str(caught.value)
+    assert not multiprocessing.active_children()
+
+
+def test_drop_unreadable(damaged):
+    with pytest.warns(UserWarning, match=r"3 of 12 images.*\n  3.jpg\n  8.jpg\n  10.jpg"):
+        left = batches.drop_unreadable(damaged)
+    assert list(left.images.path) == [f"{i}.jpg" for i in range(12) if i not in (3, 8, 10)]
+    assert list(left.images.index) == list(range(9)) and len(damaged.images) == 12
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert batches.drop_unreadable(left) is left
+
+
+# ---- views
+
+
+def test_views_of_the_settings():
+    settings = config.Data(image_size=64, crop_scale=(0.5, 1.0), resize="shorter", flip=False)
+    assert batches.test_view(settings, *HALF) == View(64, *HALF, "shorter")
+    assert batches.train_view(settings, *HALF) == View(64, *HALF, "shorter", (0.5, 1.0))
+    assert batches.test_view(config.Data(benchmark="folders", root="x"), *HALF).upright
+    assert not batches.test_view(config.Data(benchmark="folders", root="x", upright=False), *HALF).upright
+
+
+@pytest.mark.parametrize("resize, full", [("both", (256, 256)), ("shorter", (256, 384))])
+def test_the_test_view_is_resize_and_centre_crop(resize, full):
+    image = photo(300, 450)
+    bicubic = v2.InterpolationMode.BICUBIC
+    expected = v2.functional.center_crop(v2.functional.resize(image, full, bicubic), 224)
+    assert torch.equal(batches.pixels(image, View(224, *HALF, resize)), v2.functional.pil_to_tensor(expected))
+
+
+def test_a_long_strip_is_shown_as_if_it_had_been_resized_whole():
+    strip, view = photo(40, 400), View(32, *HALF, "shorter")
+    expected = v2.functional.resize(strip, (37, 370), v2.InterpolationMode.BICUBIC)
+    expected = v2.functional.pil_to_tensor(v2.functional.center_crop(expected, 32)).int()
+    assert (batches.pixels(strip, view) - expected).abs().max() <= 1
+    for size in ((30000, 2), (2, 30000), (1, 1)):
+        assert batches.pixels(Image.new("RGB", size), View(224, *HALF, "shorter")).shape == (3, 224, 224)
+
+
+def test_the_training_view_is_torchvisions_and_leaves_its_generator_alone():
+    image, view = photo(60, 80), View(32, *HALF, crop_scale=(0.2, 0.6))
+    before = torch.get_rng_state()
+    ours = batches.pixels(image, view, seed=7)
+    assert torch.equal(torch.get_rng_state(), before)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        crop = v2.RandomResizedCrop(32, (0.2, 0.6), interpolation=v2.InterpolationMode.BICUBIC)(image)
+    assert torch.equal(ours, v2.functional.pil_to_tensor(crop))
+
+
+def test_normalise():
+    images = torch.arange(2 * 3 * 4 * 4, dtype=torch.uint8).reshape(2, 3, 4, 4)
+    ours = batches.normalise(images, View(4, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
+    assert ours.dtype == torch.float32 and images[0, 0, 0, 1] == 1
+    torch.testing.assert_close(ours, v2.functional.normalize(images / 255, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
+
+
+# ---- batches
+
+
+def collect(benchmark, order, view=TRAIN, **plan):
+    return list(batches.batches(benchmark, benchmark.images, Plan(order, **{"seed": 5, "epoch": 2, **plan}), view))
+
+
+def equal(one, two):
+    return len(one) == len(two) and all(torch.equal(a, b) and (m == n).all() for (a, m), (b, n) in zip(one, two))
+
+
+@pytest.mark.parametrize("source", ["files", "embedded"])
+def test_same_batches_whatever_the_workers_the_start_and_the_parts(source, request):
+    benchmark = request.getfixturevalue(source)
+    order = batches.random_batches(len(benchmark.images), 70 if source == "files" else 20, seed=5, epoch=2)
+    before = torch.get_rng_state()
+    whole = collect(benchmark, order)
+    assert equal(whole, collect(benchmark, order, workers=2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert equal(whole[1:], collect(benchmark, order, first=1, workers=1))
+    halves = [collect(benchmark, [np.split(b, 2)[part] for b in order], part=part) for part in (0, 1)]
+    joined = [(torch.cat([a, b]), np.concatenate([m, n])) for (a, m), (b, n) in zip(*halves)]
+    assert equal(whole, joined)
+    assert not equal(whole, collect(benchmark, order, epoch=3)) and not equal(whole, collect(benchmark, order, seed=6))
+    images, positions = whole[0]
+    assert images.shape == (len(positions), 3, 32, 32) and images.dtype == torch.float32
+    assert -1 <= images.min() < -0.3 and 0.3 < images.max() <= 1
+
+
+def test_the_views_of_a_batch_differ(embedded):
+    again = np.zeros(40, int)
+    ((views, _),) = collect(embedded, [again], View(32, *HALF, crop_scale=(1.0, 1.0), flip=True))
+    plain = torch.from_numpy(embedded.pixels[0]).permute(2, 0, 1) / 127.5 - 1
+    flipped = [torch.allclose(view, plain.flip(2), atol=1e-6) for view in views]
+    assert 10 < sum(flipped) < 30  # about half of them, each by itself
+    assert all(torch.allclose(view, plain, atol=1e-6) for view, flip in zip(views, flipped) if not flip)
+
+
+def test_embedded_pixels_of_the_right_size_are_only_normalised(embedded):
+    rows = embedded.images.iloc[[7, 3, 50]]
+    ((images, positions),) = batches.batches(embedded, rows, Plan([np.array([2, 0])]), TEST)
+    assert positions.tolist() == [2, 0]
+    torch.testing.assert_close(images.permute(0, 2, 3, 1).numpy(), np.float32(embedded.pixels[[50, 7]] / 127.5 - 1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks, and looks into /proc")
+def test_workers_end_with_a_killed_parent(files):
+    ours, theirs = multiprocessing.Pipe()
+    parent = multiprocessing.get_context("fork").Process(target=hold, args=[files, theirs])
+    parent.start()
+    workers = ours.recv()
+    assert len(workers) == 2 and all(map(alive, workers))
+    parent.kill()
+    parent.join()
+    deadline = time.monotonic() + 20
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(alive, workers))
+
+
+def hold(benchmark, connection):
+    """Take one batch and leave the workers with full pipes."""
+    torch.set_num_threads(1)
+    plan = Plan(batches.ordered_batches(150, 10) * 10, workers=2)
+    taken = batches.batches(benchmark, benchmark.images, plan, View(224, *HALF))
+    next(taken)
+    connection.send([child.pid for child in multiprocessing.active_children()])
+    time.sleep(60)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

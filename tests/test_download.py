@@ -1,0 +1,283 @@
+"""Image files: downloads that resume (from a server on 127.0.0.1), safe unpacking, prepared copies, digests."""
+
+import dataclasses
+import hashlib
+import io
+import multiprocessing
+import os
+import shutil
+import tarfile
+import threading
+import time
+import warnings
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import fake_datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from pumalib import config, data, paths
+from pumalib.data import batches, download, paper, prepared, table
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Table 1 expects")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def server():
+    """Serves `files`; notes every Range asked for; `cut` ends answers early."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            content, asked = server.files[self.path[1:]], self.headers.get("Range") if server.ranges else None
+            server.asked.append(asked)
+            first = int(asked[6:-1]) if asked else 0
+            if first >= len(content):
+                return self.send_error(416)
+            self.send_response(206 if asked else 200)
+            self.send_header("Content-Length", str(len(content) - first))
+            self.end_headers()
+            self.wfile.write(content[first : server.cut])
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.files, server.asked, server.cut, server.ranges = {}, [], None, True
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def tar_of(folder):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as out:
+        out.add(folder, ".")
+    return stream.getvalue()
+
+
+@pytest.fixture
+def cub(tmp_path, server, monkeypatch):
+    """A miniature CUB, with half a megabyte that does not compress, as an archive on the server."""
+    source = fake_datasets.small(tmp_path / "source", "cub")
+    (source / "CUB_200_2011" / "noise.bin").write_bytes(os.urandom(500_000))
+    content = server.files["CUB.tgz"] = tar_of(source)
+    archive = (f"{server.url}/CUB.tgz", hashlib.md5(content).hexdigest(), ".")
+    monkeypatch.setitem(paper.DATASETS, "cub", dataclasses.replace(paper.DATASETS["cub"], source=[archive]))
+    return tmp_path / "root"
+
+
+def test_a_broken_download_goes_on_and_is_unpacked(cub, server, capsys):
+    server.cut = 200_000
+    with pytest.raises(OSError, match="Run it again, it goes on"):
+        download.download(["cub"], cub)
+    assert not (cub / "CUB_200_2011").exists()
+    have = (cub / "archives" / "CUB.tgz.part").stat().st_size
+    server.cut = None
+    assert download.download(["cub", "cars"], cub) == ["cars"]
+    assert server.asked == [None, f"bytes={have}-"] and 0 < have < 500_000
+    assert "cars_test.tgz (0.9 GB, MD5 4ce7ebf6a94d07f1952d94dd34c4d501)" in capsys.readouterr().out
+    assert len(data.read("paper", cub, ["cub"], strict=False).images) == 12
+    assert not [f for pattern in ("._*", "*.part", ".unpacking*") for f in cub.rglob(pattern)]
+    file = next((cub / "CUB_200_2011" / "images").rglob("*.jpg"))
+    file.unlink()
+    (cub / "CUB_200_2011" / "mine.txt").write_text("kept")
+    download.download(["cub"], cub)  # a half-unpacked dataset is completed, from the archive that is there
+    assert file.is_file() and (cub / "CUB_200_2011" / "mine.txt").is_file() and len(server.asked) == 2
+
+
+def test_stale_parts_servers_without_ranges_wrong_checksums_and_mirrors(cub, server, monkeypatch):
+    part = cub / "archives" / "CUB.tgz.part"
+    part.parent.mkdir(parents=True)
+    for server.ranges, old in ((False, b"old"), (True, bytes(10**6))):  # the second is longer than the file
+        part.write_bytes(old)
+        download.download(["cub"], cub)
+        assert paper.find(cub, "cub")
+        shutil.rmtree(cub / "CUB_200_2011")
+        (cub / "archives" / "CUB.tgz").unlink()
+    content, server.files["CUB.tgz"] = server.files["CUB.tgz"], b"another release" * 1000
+    with pytest.raises(ValueError, match="CUB.tgz: wrong checksum.*Run it again.*put it into"):
+        download.download(["cub"], cub)
+    assert not (cub / "CUB_200_2011").exists() and not list((cub / "archives").glob("CUB*.tgz*[!k]"))
+    with pytest.raises(OSError, match="Run it again"):
+        download.download(["cub"], cub, mirror="http://127.0.0.1:9")
+    server.files["CUB.tgz"] = content
+    download.download(["cub"], cub, mirror=server.url + "/")
+    assert paper.find(cub, "cub")
+    counts = {split: list(count) for split, count in fake_datasets.SMALL["cub"].items()}
+    monkeypatch.setitem(paper.DATASETS, "cub", dataclasses.replace(paper.DATASETS["cub"], counts=counts))
+    asked = len(server.asked)
+    download.download(["cub"], cub)
+    assert len(server.asked) == asked  # complete datasets are left alone
+
+
+def evil_tar(name="CUB/evil", kind=tarfile.REGTYPE):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as out:
+        out.addfile(tarfile.TarInfo("CUB/good.txt"))
+        bad = tarfile.TarInfo(name)
+        bad.type, bad.linkname = kind, "/etc/passwd"
+        out.addfile(bad)
+    return stream.getvalue()
+
+
+def evil_zip(name="CUB/evil", kind=0o100644):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as out:
+        out.writestr("CUB/good.txt", "good")
+        info = zipfile.ZipInfo(name)
+        info.external_attr = kind << 16
+        out.writestr(info, "/etc/passwd")
+    return stream.getvalue()
+
+
+LINKS = [evil_tar(kind=kind) for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE)] + [
+    evil_zip(kind=0o120777)
+]
+NAMES = ("../evil", "CUB/../../evil", "/evil", "C:evil", "C:\\evil", "..\\evil", "\\\\host\\share\\evil")
+
+
+@pytest.mark.parametrize("content", [*LINKS, *map(evil_tar, NAMES), *map(evil_zip, NAMES)])
+def test_unsafe_archives_are_refused_and_leave_nothing(tmp_path, content):
+    archive, target = tmp_path / "archive", tmp_path / "deep" / "target"
+    archive.write_bytes(content)
+    with pytest.raises(ValueError, match="member .*evil.* the archive is refused"):
+        download.unpack(archive, target)
+    assert list(target.iterdir()) == [] and not list(tmp_path.rglob("*evil"))
+
+
+def test_bombs_are_refused_before_anything_is_written(tmp_path):
+    archive, bomb = tmp_path / "bomb.tar", tarfile.TarInfo("zeros")
+    bomb.size = 2 * 10**9
+    archive.write_bytes(bomb.tobuf() + bytes(1024))
+    with pytest.raises(ValueError, match="unpacks to more than 1 GB; the archive is refused"):
+        download.unpack(archive, tmp_path / "target")
+    assert list((tmp_path / "target").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
+def test_half_an_archive(tmp_path, name):
+    source, archive = fake_datasets.small(tmp_path / "source", "cub"), tmp_path / name
+    (source / "noise.bin").write_bytes(os.urandom(100_000))
+    if name == "a.zip":
+        shutil.make_archive(tmp_path / "a", "zip", source)
+    else:
+        archive.write_bytes(tar_of(source))
+    download.unpack(archive, tmp_path / "target")
+    assert paper.find(tmp_path / "target", "cub") and not list((tmp_path / "target").rglob("._*"))
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"(?s)a\.(tgz|zip).*delete it and download it again"):
+        download.unpack(archive, tmp_path / "other")
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_status_and_verify(tmp_path):
+    root = fake_datasets.small(tmp_path / "root", "cub", "sop", "dogs")
+    with pytest.warns(UserWarning, match="Table 1"):
+        assert len(download.verify(["cub", "dogs"], root)) == 0
+    images = data.read("paper", root, ["cub", "dogs"], strict=False).images
+    bad = images.path.iloc[[3, 15]]
+    (root / bad.iloc[0]).write_bytes((root / bad.iloc[0]).read_bytes()[:-20])
+    (root / bad.iloc[1]).write_bytes(b"")
+    table = download.verify(["cub", "dogs"], root)
+    assert table.path.tolist() == bad.tolist() and table.dataset.tolist() == ["cub", "dogs"]
+    assert table.error.str.contains("cannot be read").all()
+    (root / "Stanford_Online_Products" / "Ebay_test.txt").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = download.status(root).set_index("dataset")
+    assert list(table.index) == list(paper.DATASETS) and "Ebay_test.txt is missing" in table.state["sop"]
+    assert table.images["cub"] == 12 and table.expected["cub"] == 11_788 and "Table 1 expects" in table.state["cub"]
+    assert table.state["aircraft"].endswith("fetches it") and table.state["cars"].endswith("by hand")
+    assert download.status(tmp_path / "nowhere").images.sum() == 0
+
+
+# ---- prepared copies and digests
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two datasets of 12 photographs in 4 classes, some larger than 384 pixels."""
+    for i in range(24):
+        folder = tmp_path / "root" / ("birds" if i < 12 else "cars") / f"class {i % 4}"
+        folder.mkdir(parents=True, exist_ok=True)
+        small = Image.fromarray(np.random.default_rng(i).integers(0, 256, (8, 8, 3), dtype=np.uint8))
+        image, exif = small.resize((350 + 20 * i, 600 - 10 * i)).convert("L" if i == 5 else "RGB"), Image.Exif()
+        exif[0x0112] = 6 if i == 1 else 1
+        image.save(folder / f"{i}.{'png' if i % 4 == 0 else 'jpg'}", quality=95, exif=exif)
+    return tmp_path / "root"
+
+
+def test_prepared_copies_look_the_same(root):
+    settings = config.Data(benchmark="folders", root=str(root), prepared=True)
+    with pytest.raises(ValueError, match=r"24 of 24 images .* prepare --benchmark folders --root .*root birds cars`"):
+        data.load(settings)
+    folder = download.prepare(None, root, "folders")
+    original, copies = data.read("folders", root), data.load(settings)
+    assert copies.root == folder and copies.digest() != original.digest()
+    assert copies.images.drop(columns="path").equals(original.images.drop(columns="path"))
+    for upright in (False, True):
+        for one, two in zip(original.images.path, copies.images.path):
+            one, two = batches.decode(root / one, upright), batches.decode(folder / two, upright)
+            assert min(two.size) == min(384, min(one.size)) and two.mode == "RGB"
+            difference = np.asarray(one.resize(two.size), float) - np.asarray(two)
+            assert np.abs(difference).mean() < 2
+    before, image = copies.select(["birds"]).digest(), root / original.images.path[7]
+    image.write_bytes((root / original.images.path[8]).read_bytes())
+    os.utime(image, ns=(0, 10**18))
+    with pytest.raises(ValueError, match=rf"1 of 24 images .* instance .*{image.name}; run"):
+        prepared.use_prepared(original)
+    (root / original.images.path[20]).write_bytes(b"no image")
+    with pytest.raises(ValueError, match="1 images cannot be prepared, all others are; .*cannot be read"):
+        download.prepare(None, root, "folders")
+    assert prepared.use_prepared(original.select(["birds"])).digest() != before
+    with pytest.raises(ValueError, match="'mini' is embedded; only image files are prepared"):
+        data.load(config.Data(prepared=True))
+
+
+def test_prepare_killed_and_run_again(root, tmp_path, monkeypatch):
+    copy, folder = prepared._copy, tmp_path / "cache" / "prepared"
+    monkeypatch.setattr(prepared, "_copy", lambda *args: (time.sleep(0.3), copy(*args))[1])
+    killed = multiprocessing.get_context("fork").Process(target=download.prepare, args=(None, root, "folders"))
+    killed.start()
+    while killed.is_alive() and len(list(folder.rglob("[!.]*.jpg"))) < 5:
+        time.sleep(0.01)
+    killed.kill()
+    killed.join()
+    monkeypatch.setattr(prepared, "_copy", copy)
+    done = {file: file.stat().st_ino for file in folder.rglob("[!.]*.jpg")}
+    assert 5 <= len(done) < 24
+    with pytest.raises(ValueError, match=rf"{24 - len(done)} of 24 images"):
+        prepared.use_prepared(data.read("folders", root))
+    download.prepare(None, root, "folders")
+    assert all(file.stat().st_ino == inode for file, inode in done.items())  # not made again
+    assert len(prepared.use_prepared(data.read("folders", root)).images) == 24
+
+
+def test_digest_is_of_contents_wherever_they_lie(root, tmp_path, monkeypatch):
+    before = data.read("folders", root).digest()
+    shutil.copytree(root, tmp_path / "elsewhere")
+    assert data.read("folders", tmp_path / "elsewhere").digest() == before
+    read, digest = [], table._digest
+    monkeypatch.setattr(table, "_digest", lambda root, path: (read.append(path), digest(root, path))[1])
+    assert data.read("folders", root).digest() == before and read == []  # kept
+    image = root / "cars" / "class 1" / "13.jpg"
+    image.write_bytes(image.read_bytes()[:-1] + b"x")
+    changed = data.read("folders", root)
+    assert changed.digest() != before and read == ["cars/class 1/13.jpg"]
+    assert changed.select(["birds"]).digest() == data.read("folders", tmp_path / "elsewhere", ["birds"]).digest()
+    for file in (tmp_path / "cache").rglob("*.csv"):
+        file.write_bytes(file.read_bytes()[:100])  # a damaged cache is made again
+    assert data.read("folders", root).digest() == changed.digest()
+    mini = data.Benchmark("x", changed.images.assign(path=range(24)), pixels=np.zeros((24, 2, 2, 3), np.uint8))
+    other = dataclasses.replace(mini, pixels=mini.pixels + np.uint8(1))
+    assert mini.digest() != other.digest()
