@@ -98,7 +98,6 @@ ANGLE = math.acos(0.6)
     "name, hyper, expected",
     [  # x = (0.6, 0.8) of class 0; proxies (1, 0) and (0, 1)
         ("proxynca", {}, 0.8 - 0.4),
-        ("proxynca", {"scale": 3}, 9 * (0.8 - 0.4)),
         ("proxynca++", {}, log1p_exp(18 * 0.2)),
         ("proxynca++", {"variant": "code"}, log1p_exp(2 * 0.2)),
         ("proxyanchor", {}, log1p_exp(-32 * 0.5) + log1p_exp(32 * 0.9) / 2),
@@ -139,13 +138,6 @@ def test_arcface_falls_monotonically_beyond_pi():
         assert loss(x, LABELS[:1]).item() == pytest.approx(log1p_exp(64 * (-math.sin(angle) - expected)), rel=1e-6)
 
 
-def test_language_by_hand():
-    similarity = torch.tensor([[1, 0.2], [0.2, 1]])
-    value = make("language", 2, 2, similarity=similarity, weight=7.5)(POINTS[:2], torch.tensor([0, 1])).item()
-    p, q = 1 / (1 + math.exp(1.2 - 2)), 1 / (1 + math.exp(0.6 - 2))  # texts [2, 0.2 + 1], images [2, 0.6]
-    assert value == pytest.approx(7.5 * (p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))), rel=1e-6)
-
-
 VARIANTS = [
     *((name, {}) for name in losses.NAMES),
     *(("triplet", {"miner": miner}) for miner in ("all", "semihard", "random")),
@@ -163,7 +155,7 @@ VARIANTS = [
     ("proxyanchor", {"alpha": 1000}),
     ("curricularface", {"variant": "code"}),
     *(("xbm", {"loss": loss, "size": 40, "warmup": 1}) for loss in ("triplet", "margin", "supcon", "hyp")),
-]  # fmt: skip
+]
 
 STRESS = {
     "random": batch(),
@@ -182,22 +174,21 @@ STRESS = {
 }
 
 
-@pytest.mark.parametrize("case", STRESS)
 @pytest.mark.parametrize("name, hyper", VARIANTS)
-def test_finite_under_stress(name, hyper, case):
+def test_finite_under_stress(name, hyper):
     torch.manual_seed(0)
-    x, labels = STRESS[case]
     loss = make(name, **hyper)
     for on_proxies in (False, True):  # cosines of exactly 1 and -1 with proxies
         if on_proxies and "proxies" in dict(loss.named_parameters()):
             loss.proxies.data.copy_(torch.cat([torch.eye(D), -torch.eye(D)]).repeat(9, 1)[: len(loss.proxies)])
-        leaf = x.clone().requires_grad_()
-        value = loss(leaf, labels)
-        value.backward()
-        assert value.ndim == 0 and value.isfinite()
-        for tensor in (leaf, *loss.parameters()):
-            assert tensor.grad is not None and tensor.grad.isfinite().all()
-            tensor.grad = None
+        for case, (x, labels) in STRESS.items():
+            leaf = x.clone().requires_grad_()
+            value = loss(leaf, labels)
+            value.backward()
+            assert value.ndim == 0 and value.isfinite(), case
+            for tensor in (leaf, *loss.parameters()):
+                assert tensor.grad is not None and tensor.grad.isfinite().all(), case
+                tensor.grad = None
 
 
 @pytest.mark.parametrize("name", ["triplet", "npair", "margin", "ms", "supcon", "hyp", "direction"])
@@ -228,27 +219,11 @@ def test_low_precision_and_autocast(name):
         assert make(name)(x, labels).item() == pytest.approx(results[torch.bfloat16, False].item(), rel=2e-2)
 
 
-@pytest.mark.parametrize("name", losses.NAMES)
-def test_order_of_the_batch_does_not_matter(name):
-    x, labels = batch()
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(2))
-    if name == "npair":  # a pair is its class's first two: only classes change places
-        order = labels.argsort(stable=True, descending=True)
-    hyper = {"variant": "all"} if name == "margin" else {}  # its draws depend on the order
-    torch.manual_seed(0)
-    loss = make(name, **hyper)
-    state = {key: value.clone() for key, value in loss.state_dict().items()}
-    grads = []
-    values = []
-    for index in (torch.arange(len(x)), order):
-        loss.load_state_dict(state)
-        leaf = x.clone().requires_grad_()
-        value = loss(leaf[index], labels[index])
-        value.backward()
-        values.append(value.item())
-        grads.append(leaf.grad)
-    assert values[0] == pytest.approx(values[1], rel=1e-5)
-    assert torch.allclose(*grads, atol=1e-6)
+def test_one_class_has_no_negatives():
+    for name in ("proxynca", "proxyanchor", "cosface"):
+        loss, x = make(name, classes=1), batch()[0].requires_grad_()
+        loss(x, torch.zeros(len(x), dtype=torch.long)).backward()
+        assert loss.proxies.grad.isfinite().all() and x.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("name", SMOOTH)
@@ -262,20 +237,6 @@ def test_gradcheck(name):
         return torch.func.functional_call(loss, dict(zip(parameters, values)), (x, labels))
 
     assert torch.autograd.gradcheck(function, (x.requires_grad_(), *parameters.values()))
-
-
-LEARNABLE = [(name, hyper) for name, hyper in VARIANTS if list(make(name, **hyper).parameters())]
-
-
-@pytest.mark.parametrize("name, hyper", LEARNABLE)
-def test_every_parameter_learns(name, hyper):
-    torch.manual_seed(0)
-    loss = make(name, **hyper)
-    before = {key: value.clone() for key, value in loss.named_parameters()}
-    optimiser = torch.optim.AdamW(loss.parameters(), lr=0.1, weight_decay=0)
-    loss(*batch()).backward()
-    optimiser.step()
-    assert all((before[key] != value).any() for key, value in loss.named_parameters())
 
 
 @pytest.mark.parametrize("name, rows", [("cosface", C), ("softtriple", 10 * C), ("proxygml", 12 * C), ("language", C)])
@@ -348,9 +309,9 @@ def test_curricularface_t():
         (torch.randn(4, D, 1), torch.zeros(4, dtype=torch.long), r"shape \(N, 8\)"),
         (torch.zeros(4, D, dtype=torch.long), torch.zeros(4, dtype=torch.long), "must be floats"),
         (torch.randn(4, D), torch.zeros(3, dtype=torch.long), r"\(3,\) for embeddings \(4, 8\)"),
-        (torch.randn(4, D), torch.zeros(4, 1, dtype=torch.long), "labels must have shape"),
+        (torch.randn(4, D), torch.zeros(4, 1, dtype=torch.long), r"labels must be integers of shape \(N,\)"),
         (torch.randn(0, D), torch.zeros(0, dtype=torch.long), "N >= 1"),
-        (torch.randn(4, D), torch.zeros(4), "integers, got torch.float32"),
+        (torch.randn(4, D), torch.zeros(4), r"integers of shape \(N,\) .* got torch.float32"),
         (torch.randn(4, D, device="meta"), torch.zeros(4, dtype=torch.long), "one device"),
     ],
 )
@@ -364,15 +325,15 @@ def test_bad_input(x, labels, message):
     "name, hyper, message",
     [
         ("tripel", {}, "unknown loss 'tripel'; known: contrastive, triplet"),
-        ("cosface", {"margn": 1}, "unknown hyperparameter 'margn' of cosface; known: scale, margin"),
+        ("cosface", {"margn": 1}, "unknown 'margn' of CosFace; its hyperparameters: scale, margin"),
         ("triplet", {"miner": "easy"}, "unknown miner 'easy'; known: all"),
         ("curricularface", {"variant": "own"}, "unknown variant 'own'; known: paper, code"),
-        ("language", {}, "needs similarity"),
+        ("language", {}, r"similarity must be \(7, 7\)"),
         ("language", {"similarity": torch.ones(2, 3)}, r"similarity must be \(7, 7\)"),
         ("xbm", {"loss": "cosface"}, "xbm cannot hold CosFace"),
         ("xbm", {"loss": "npair"}, "xbm cannot hold NPair"),
-        ("xbm", {"loss": "ms", "epsilom": 1}, "unknown hyperparameter 'epsilom' of ms"),
-        ("direction", {"loss": "supcon"}, "not SupCon"),
+        ("xbm", {"loss": "ms", "epsilom": 1}, "unknown 'epsilom' of MultiSimilarity"),
+        ("direction", {"loss": "supcon"}, "unknown 'direction' of SupCon"),
         ("proxygml", {"ratio": 1.5}, "ratio must lie"),
     ],
 )
@@ -386,20 +347,11 @@ def test_batch_beyond_the_memory():
         make("xbm", size=16)(*batch(17))
 
 
-def test_bench(tmp_path, monkeypatch, capsys):
-    import pandas as pd
-
-    from pumalib import bench_losses, paths
-
-    monkeypatch.setattr(paths, "RESULTS", tmp_path)
-    table = pd.read_csv(bench_losses.main(["--quick", "--device", "cpu"]))
-    assert list(table) == bench_losses.COLUMNS and (table["milliseconds"] > 0).all()
-    assert "softtriple" in capsys.readouterr().out
-
-
 def test_hyp_averages_points_of_the_ball():
     loss = make("hyp", 2, 2)
-    outputs = torch.tensor([[[0.4, 1.0], [2.0, 0.0], [0.5, 0.0]], [[0.4, 1.0], [-2.0, 0.0], [1.5, 0.0]]], dtype=torch.float64)
+    outputs = torch.tensor(
+        [[[0.4, 1.0], [2.0, 0.0], [0.5, 0.0]], [[0.4, 1.0], [-2.0, 0.0], [1.5, 0.0]]], dtype=torch.float64
+    )
     same, opposite, between = loss.average(outputs)
     torch.testing.assert_close(same, outputs[0, 0])
     torch.testing.assert_close(opposite, torch.zeros(2, dtype=torch.float64))
@@ -410,4 +362,6 @@ def test_hyp_averages_points_of_the_ball():
     middle = loss.project(between[None])[0]
     klein_middle = 2 * middle / (1 + loss.c * middle.square().sum())
     torch.testing.assert_close(klein_middle, (weight[:, None] * klein).sum(0) / weight.sum())
-    torch.testing.assert_close(make("hyp", 2, 2, c=0).average(outputs), (outputs / outputs.norm(dim=2, keepdim=True)).mean(0))
+    torch.testing.assert_close(
+        make("hyp", 2, 2, c=0).average(outputs), (outputs / outputs.norm(dim=2, keepdim=True)).mean(0)
+    )

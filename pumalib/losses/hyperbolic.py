@@ -1,46 +1,26 @@
 """Pairwise cross-entropy in the Poincare ball (Ermolov et al., CVPR 2022)."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .base import check_choice, log_sum_exp, sqrt_or_zero, unit
+from .base import sqrt_or_zero, unit
 from .pair import PairLoss
 
 
 class Hyp(PairLoss):
     """Mean over pairs (a, p) of -log exp(-d_ap / t) / (exp(-d_ap / t) + sum_n exp(-d_an / t)), d the Poincare distance.
 
-    It takes the model's output before normalisation; evaluate with `metric`.  With two
-    samples per class this is its authors' loss (who sum the two orders); with more, they compare two samples of each
-    class at a time, which depends on the order of the batch.
-
-    Args:
-        c: curvature of the ball of radius 1 / sqrt(c); 0 is the sphere, with d = 1 - cosine.
-        temperature: t.
-        clip: the output's greatest length.
-        variant: "paper", or "code" as PUMA's authors released it: a class of K samples has weight 1 / K^2 per pair
-            instead of 1 / (K (K - 1)).
+    It takes the model's output before normalisation, clipped to length `clip`, into the ball of radius 1 / sqrt(c);
+    c = 0 is the sphere, with d = 1 - s.  With two samples per class this is its authors' loss (who sum the two
+    orders); with more, they compare two of each class at a time, in the order of the batch.
+    `variant` "code" as PUMA's authors released it: a pair of a class of K samples weighs 1 / K^2, not 1 / (K (K - 1)).
     """
 
     normalised_input = False
-
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        c: float = 0.1,
-        temperature: float = 0.2,
-        clip: float = 2.3,
-        variant: str = "paper",
-    ):
-        super().__init__(num_classes, dim)
-        check_choice("variant", variant, ("paper", "code"))
-        self.c, self.temperature, self.clip, self.variant = c, temperature, clip, variant
+    hyper, choices = {"c": 0.1, "temperature": 0.2, "clip": 2.3, "variant": "paper"}, {"variant": ("paper", "code")}
 
     def project(self, x: Tensor) -> Tensor:
         """Clip (N, D) outputs to length `clip` and map them into the ball by the exponential map at 0."""
@@ -62,7 +42,7 @@ class Hyp(PairLoss):
         return 2 / math.sqrt(self.c) * sqrt_or_zero(squared).clamp_max(1 - 1e-5).atanh()
 
     def metric(self, a: Tensor, b: Tensor) -> Tensor:
-        """Distances (N, M) of the model's outputs a (N, D), b (M, D): how they are retrieved."""
+        """Distances (N, M) of the model's outputs a (N, D), b (M, D): how to retrieve them."""
         return self.distance(self.project(a), self.project(b))
 
     def average(self, outputs: Tensor) -> Tensor:
@@ -79,9 +59,10 @@ class Hyp(PairLoss):
 
     def pairs(self, a, b, positive, negative):
         z = -self.distance(a, b) / self.temperature
-        loss = F.softplus(log_sum_exp(z, negative) - z).masked_fill(~(positive & negative.any(1, keepdim=True)), 0)
+        negatives = z.masked_fill(~negative, torch.finfo(z.dtype).min).logsumexp(1, keepdim=True)
+        loss = F.softplus(negatives - z) * positive
         if self.variant == "paper":
             return loss.sum() / positive.sum().clamp_min(1)
-        size = positive.sum(1) + 1
+        size = 1 + positive.sum(1).to(z.dtype)
         classes = (positive.any(1) / size).sum()  # each class of K samples counts K times 1 / K
         return (loss.sum(1) / size.square()).sum() / classes.clamp_min(1)
