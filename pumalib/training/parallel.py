@@ -1,0 +1,124 @@
+"""One batch in parts: processes side by side, one GPU each, and micro-batches one after another.
+
+    torchrun --nproc-per-node 4 -m pumalib train puma --profile paper
+
+Every process embeds an equal part of each batch and computes the loss of the whole batch from the embeddings of
+all; it carries the gradient of its own part back through the network, and the sum over processes is that of one.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+def first() -> bool:
+    """Whether this is torchrun's first process, before `join` and after `leave` too; without torchrun it is."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def size() -> int:
+    """How many processes share each batch."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """The number of this process among them; the first, 0, alone writes and evaluates."""
+    return dist.get_rank() if size() > 1 else 0
+
+
+def join(device: torch.device) -> None:
+    """Meet the other processes if torchrun started several; on CUDA each takes the GPU of its local rank.
+
+    Raises:
+        ValueError: `device` is one certain GPU, or there are fewer GPUs than processes.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return
+    local, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    gpu = torch.device("cuda", local) if device.type == "cuda" else None
+    if gpu and (device.index is not None or local >= there):
+        raise ValueError(
+            f"torchrun gives each process a GPU: device 'auto' or 'cuda', --nproc-per-node {there} at most"
+        )
+    if gpu:
+        torch.cuda.set_device(gpu)
+    wait = timedelta(days=1)  # the first process may have to wait for the run's lock, and the others for it
+    dist.init_process_group("nccl" if gpu else "gloo", timeout=wait, device_id=gpu)
+    dist.barrier()
+
+
+def leave() -> bool:
+    """Part from the other processes when all have come so far; whether this one is the first."""
+    is_first = rank() == 0
+    if size() > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+    return is_first
+
+
+def share(batches: list[np.ndarray]) -> list[np.ndarray]:
+    """This process's part of each batch, equal parts in the order of the ranks; a ValueError where one has none."""
+    if odd := [len(batch) for batch in batches if len(batch) % size()]:
+        remedy = "choose a batch_size that is a multiple of them, or another --nproc-per-node"
+        raise ValueError(f"a batch of {odd[0]} images cannot be divided equally among {size()} processes: {remedy}")
+    return [np.split(batch, size())[rank()] for batch in batches]
+
+
+def gather(part: Tensor) -> Tensor:
+    """The equal parts (b, ...) of all processes as (b x size(), ...), in the order of the ranks, without gradient."""
+    if size() == 1:
+        return part.detach()
+    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(size())]
+    dist.all_gather(parts, part.detach().contiguous())
+    return torch.cat(parts)
+
+
+def check(model: nn.Module, micro_batch: int) -> None:
+    """Raise ValueError if `model` trains batch normalisation, which would see a part of the batch only."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    if norms and (micro_batch or size() > 1):
+        raise ValueError("a part of a batch is not what batch normalisation should see: micro_batch = 0, one process")
+
+
+def backward(model, loss, images, targets, gates, micro_batch: int = 0, precision: str = "float32") -> float:
+    """The loss of one batch, its gradients left in `model` and `loss`, the same in all processes.
+
+    With `micro_batch` this process's part passes the network in smaller parts, twice: first for the embeddings alone,
+    then to carry the gradient with respect to them on (Gao et al., "Scaling deep contrastive learning batch size under
+    memory limited setup", 2021).  It is that of the whole batch, also for losses that compare its images.
+
+    Args:
+        images, targets: (b, 3, H, W) and (b,), the part of this process; without torchrun the batch.
+        gates: of the whole batch, from `draw_gates(b x size())`.
+        micro_batch: images per forward pass; 0: all.
+        precision: "bfloat16": autocast for the network; losses compute in float32 in any case.
+    """
+    count, start, step = len(images), rank() * len(images), micro_batch or len(images)
+
+    def embed(at: int) -> Tensor:
+        mine = slice(start + at, start + min(at + step, count))
+        own = {name: gate[..., mine] if gate.shape[-1] > 1 else gate for name, gate in gates.items()}
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            return model(images[at : at + step], own)
+
+    with torch.set_grad_enabled(step >= count):  # in one part its graph can be kept
+        parts = [embed(at) for at in range(0, count, step)]
+    embeddings = gather(torch.cat(parts)).requires_grad_()
+    value = loss(embeddings, gather(targets))
+    value.backward()
+    for at, gradient in zip(range(0, count, step), embeddings.grad[start : start + count].split(step)):
+        (parts[0] if step >= count else embed(at)).backward(gradient)
+    if size() > 1:
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        total = nn.utils.parameters_to_vector(gradients)
+        dist.all_reduce(total)
+        nn.utils.vector_to_parameters(total, gradients)
+        for p in loss.parameters():
+            dist.broadcast(p.grad, 0)  # some sums on GPUs differ in their last bits
+    return value.item()

@@ -1,0 +1,165 @@
+"""One batch in parts: two processes and micro-batches train as one process with the whole batch does."""
+
+import os
+import shutil
+import socket
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from pumalib import config, losses, models, training
+from pumalib.training import parallel, run_folder
+
+PUMA = config.method("puma", prompts=4, adapter_rank=8)
+LORA = config.method("puma+lora-stochastic", prompts=4, adapter_rank=8, lora_rank=4)
+RECIPE = config.Training(epochs=1, batch_size=20, lr=1e-3, checkpoint_seconds=1e-9, device="cpu", clip_value=0)
+DATA = config.Data(datasets=("aircraft", "flowers"), image_size=32, shots=5)
+RUN = config.Run(data=DATA, pretrained="random", dim=16, method=PUMA, training=RECIPE)
+RUNS = {  # proxies and a running mean; pairs; a memory; pairs drawn at random; every weight; and micro-batches
+    "curricularface": RUN,
+    "ms": replace(RUN, loss="ms"),
+    "xbm": replace(RUN, loss="xbm", method=LORA),
+    "triplet": replace(RUN, loss="triplet", loss_settings={"miner": "random"}, training=RECIPE),
+    "full": replace(RUN, method=config.METHODS["full"]),
+    "micro": replace(RUN, training=replace(RECIPE, micro_batch=7)),
+}
+ODD = replace(RUN, training=replace(RECIPE, batch_size=21))
+
+
+class Stop(Exception):
+    """Instead of the optimiser's step."""
+
+
+def stopped(run, folder, steps):
+    """Train so many steps and stop; returns the gradients and the loss's state of the step after."""
+    real_backward, real_step, kept, calls = parallel.backward, torch.optim.AdamW.step, {}, []
+
+    def backward(model, loss, *args):
+        value = real_backward(model, loss, *args)
+        named = [*model.named_parameters(), *loss.named_parameters(prefix="loss")]
+        kept.update({name: p.grad.clone() for name, p in named if p.requires_grad})
+        kept.update({f"state of loss: {name}": buffer for name, buffer in loss.named_buffers()})
+        return value
+
+    def step(self):
+        calls.append(1)
+        if len(calls) > steps:
+            raise Stop
+        return real_step(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel, "backward", backward)
+        patch.setattr(torch.optim.AdamW, "step", step)
+        with pytest.raises(Stop):
+            training.train(run, folder)
+    return kept
+
+
+def one_of_two(rank, folder, port):
+    """A process of two: gradients of every run, the message about odd batches, and a run to its end."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    parallel.join(torch.device("cpu"))
+    torch.save({name: stopped(run, folder / name, 0) for name, run in RUNS.items()}, folder / f"{rank}.pt")
+    with pytest.raises(ValueError) as error:
+        training.train(ODD, folder / "odd")
+    (folder / f"{rank}.txt").write_text(str(error.value))
+    training.train(RUN, folder / "curricularface")
+    assert parallel.size() == 1 and parallel.first() == (rank == 0)
+
+
+@pytest.fixture(scope="module")
+def gradients(tmp_path_factory):
+    """Of one process and of each of two, all going on from the same checkpoint; and where they were written."""
+    folder, alone = tmp_path_factory.mktemp("gradients"), {}
+    for name, run in RUNS.items():
+        stopped(run, folder / name, 1)
+        alone[name] = stopped(run, shutil.copytree(folder / name, folder / "alone" / name), 0)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(one_of_two, (folder, port), nprocs=2)
+    return alone, [torch.load(folder / f"{rank}.pt") for rank in (0, 1)], folder
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_have_the_gradient_of_one(name, gradients):
+    alone, both, _ = gradients
+    assert alone[name].keys() == both[0][name].keys()
+    bound = 1e-4 if name == "micro" else 1e-5  # sums over parts of parts round differently
+    for key, expected in alone[name].items():
+        ours, theirs = both[0][name][key], both[1][name][key]
+        assert torch.equal(ours, theirs), key
+        assert expected.any(), f"{key} is zero: nothing is compared"
+        assert (ours - expected).float().norm() <= bound * expected.float().norm(), key
+
+
+def test_two_processes_go_on_to_the_weights_of_one(gradients):
+    alone = training.train(RUN, gradients[2] / "alone" / "curricularface")
+    both = gradients[2] / "curricularface"
+    assert {f.name for f in both.iterdir()} == {f.name for f in alone.iterdir()}
+    assert run_folder.read_record(both)["environment"]["processes"] == 2
+    ours, expected = (safetensors.torch.load_file(folder / "model.safetensors") for folder in (both, alone))
+    for name in expected:
+        torch.testing.assert_close(ours[name], expected[name], rtol=0, atol=1e-4, msg=name)
+
+
+def test_batches_that_do_not_divide_are_refused(gradients):
+    for rank in (0, 1):
+        message = (gradients[2] / f"{rank}.txt").read_text()
+        assert message.startswith("a batch of 21 images cannot be divided equally among 2 processes: choose a batch")
+
+
+def test_shares_are_equal_parts_in_order(monkeypatch):
+    monkeypatch.setattr(parallel, "size", lambda: 3)
+    shares = []
+    for rank in range(3):
+        monkeypatch.setattr(parallel, "rank", lambda rank=rank: rank)
+        shares.append(parallel.share([np.arange(6), np.arange(9)]))
+    assert [np.concatenate(parts).tolist() for parts in zip(*shares)] == [list(range(6)), list(range(9))]
+
+
+@pytest.mark.parametrize("name", [name for name in config.METHODS if name != "pretrained"])
+def test_every_parameter_has_a_gradient_even_with_all_gates_closed(name):
+    model = models.build(name, "mini_vit", 8, pretrained="random", image_size=32).train()
+    gates = {key: torch.zeros_like(gate) for key, gate in model.draw_gates(2).items()}
+    model(torch.randn(2, 3, 32, 32), gates).sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)  # else processes could differ
+
+
+@pytest.mark.parametrize("name", ["proxyanchor", "curricularface", "ms", "triplet"])
+@pytest.mark.parametrize("micro_batch", [0, 5])
+def test_the_gradient_is_that_of_autograd_on_the_whole_batch(name, micro_batch):
+    gradients = []
+    for by_hand in (True, False):
+        torch.manual_seed(0)
+        loss = losses.make(name, 4, 8).double()
+        model = models.build("puma", "mini_vit", 8, pretrained="random", prompts=4, adapter_rank=8).train().double()
+        for adapter in model.adapters:
+            torch.nn.init.normal_(adapter["mlp"].up.weight, std=0.1)
+        images, targets = torch.randn(12, 3, 32, 32).double(), torch.arange(12) % 4
+        gates = model.draw_gates(12, torch.Generator().manual_seed(0))
+        if by_hand:
+            value = loss(model(images, gates), targets)
+            value.backward()
+        else:
+            value = torch.tensor(parallel.backward(model, loss, images, targets, gates, micro_batch))
+        named = [*model.named_parameters(), *loss.named_parameters()]
+        gradients.append([value.detach().float(), *(p.grad for _, p in named if p.requires_grad)])
+    for expected, ours in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
+    assert sum(bool(g.any()) for g in gradients[0]) > 5
+
+
+def test_batch_normalisation_is_refused(monkeypatch):
+    model = models.build("full", "resnet18", 8, pretrained=False).train()
+    parallel.check(model, micro_batch=0)
+    with pytest.raises(ValueError, match="batch normalisation"):
+        parallel.check(model, micro_batch=2)
+    monkeypatch.setattr(parallel, "size", lambda: 2)
+    with pytest.raises(ValueError, match="batch normalisation"):
+        parallel.check(model, micro_batch=0)
