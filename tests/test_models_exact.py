@@ -1,9 +1,7 @@
-"""The models against the paper's counts, other families of backbones, the files of others, and their own faster forms."""
+"""Other families of backbones, the files of others, what is refused, and the models' other forms."""
 
-from dataclasses import replace
+from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 import safetensors.torch
 import timm
@@ -11,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 
-from pumalib import config, counts, models, paths, training
-from pumalib.models import backbones, puma
+from pumalib import config, models
+from pumalib.models import backbones
 from pumalib.models.embedding import EmbeddingModel
+
+DEIT = Path(__file__).resolve().parents[2] / "shared" / "weights" / "deit_tiny_patch16_224.safetensors"
 
 
 @pytest.fixture(autouse=True)
@@ -21,13 +21,10 @@ def seeded():
     torch.manual_seed(0)
 
 
-def tiny(method, width=32, image_size=16, **settings):
+def tiny(method):
     """A method on a ViT of two layers, with every part made random so that it matters."""
-    vit = VisionTransformer(img_size=image_size, patch_size=8, embed_dim=width, depth=2, num_heads=2, num_classes=0)
-    return randomised(EmbeddingModel(vit, config.method(method, **settings), 8))
-
-
-def randomised(model):
+    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=0)
+    model = EmbeddingModel(vit, config.method(method), 8)
     for name, parameter in model.named_parameters():
         if ".up." in name:
             torch.nn.init.normal_(parameter, std=0.1)
@@ -43,58 +40,36 @@ def gradients(model, images, gates):
     return embeddings.detach(), {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
 
 
-# ---- counts ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def table():
-    return counts.parameters()
-
-
-def test_counts_are_the_papers_but_for_three_rows_that_it_rounds_up(table):
-    # 0.049, 5.247 and 0.052 M stand in Table 2 as 0.1, 5.3 and 0.1, and its totals add these to 21.7 (the backbone alone).
-    differ = table[~table["agrees"]].set_index("row")
-    assert list(differ.index) == ["Linear Emb.", "MLP-3 Emb.", "VPT"] and set(differ["table"]) == {2}
-    tenths = differ[["trainable", "paper_trainable_m"]].assign(up=np.ceil(differ["trainable"] / 1e5) / 10)
-    assert (tenths["up"] == tenths["paper_trainable_m"]).all()
-    np.testing.assert_allclose(differ["paper_total_m"], 21.7 + differ["paper_trainable_m"].astype(float))
-    assert len(table) == 45
-
-
-def test_results_parameters_csv_is_what_the_models_count(table, tmp_path):
-    written = pd.read_csv(paths.ROOT / "results" / "parameters.csv")
-    again = pd.read_csv(counts.write(tmp_path / "parameters.csv"))
-    pd.testing.assert_frame_equal(written, again)
-    assert list(again["trainable"]) == list(table["trainable"])
-
-
-@pytest.mark.parametrize("name", [*counts.BACKBONES.values(), "deit_small_distilled_patch16_224.fb_in1k", "vit_small_patch16_224.dino",
-                                  "vit_base_patch16_clip_224.openai", "vit_base_patch16_clip_quickgelu_224.openai"])  # fmt: skip
-def test_backbones_named_with_their_tags_are_timms(name):
-    assert name in timm.list_pretrained(name.split(".")[0])
-    with torch.device("meta"):
-        model = models.build("puma", name, pretrained=False)
-    assert model.reads_class_token and model.backbone.pretrained_cfg["num_classes"] == timm.get_pretrained_cfg(name).num_classes
-
-
-def test_puma_on_vit_small_is_a_file_of_less_than_10_5_megabytes(tmp_path):
-    run = config.Run(backbone="vit_small_patch16_224", pretrained="elsewhere.safetensors")
-    model = models.build("puma", "vit_small_patch16_224", pretrained=False)
-    assert models.save(model, run, tmp_path).stat().st_size < 10.5e6
+def same(backbone, reference):
+    return backbones.state_digest(backbone) == backbones.state_digest(reference)
 
 
 # ---- other families ----------------------------------------------------------------------------------------------
 
-FAMILIES = [("deit_tiny_distilled_patch16_224", 32), ("vit_small_patch14_reg4_dinov2", 28), ("vit_xsmall_patch16_clip_224", 32)]
+FAMILIES = {
+    "deit_tiny_distilled_patch16_224": 32,
+    "vit_small_patch14_reg4_dinov2": 28,
+    "vit_xsmall_patch16_clip_224": 32,
+}
 
 
-@pytest.mark.parametrize("name, size", FAMILIES)
+@pytest.mark.parametrize("name, size", FAMILIES.items())
 def test_puma_without_open_adapters_and_prompts_is_the_frozen_backbone(name, size):
-    model = randomised(models.build("puma", name, 16, pretrained=False, image_size=size, adapter_keep=0.0, prompts=0))
+    model = models.build("puma", name, 16, pretrained=False, image_size=size, adapter_keep=0.0, prompts=0)
+    model.adapters.requires_grad_(False).apply(lambda m: hasattr(m, "weight") and m.weight.normal_())
     images = torch.randn(2, 3, size, size)
     expected = F.normalize(model.head(model.backbone.eval()(images)), dim=-1)
     for mode in (True, False):
         torch.testing.assert_close(model.train(mode)(images), expected)
+
+
+@pytest.mark.parametrize("name", ["vit_small_patch16_224.augreg_in21k", "deit_small_distilled_patch16_224.fb_in1k"])
+def test_backbones_named_with_their_tags_are_timms(name):
+    with torch.device("meta"):
+        model = models.build("puma", name, pretrained=False)
+    assert model.reads_class_token
+    assert backbones.normalisation(model.backbone)[0] == timm.get_pretrained_cfg(name).mean
+    assert backbones.weights_digest(name, "hub") == f"hub:timm/{name}:{name}"
 
 
 def test_pooling_over_patches_leaves_prompts_out():
@@ -116,22 +91,9 @@ def test_resnet_pools_average_and_maximum(method):
     features = model.backbone.forward_features(images)
     pooled = (features.mean((2, 3)) + features.amax((2, 3))) / 2
     torch.testing.assert_close(model(images), F.normalize(model.head(pooled), dim=-1))
-    assert models.count_parameters(model)[0] == sum(p.numel() for p in model.head.parameters()) + (
-        sum(p.numel() for p in model.backbone.parameters()) if method == "full" else 0
-    )
-
-
-@pytest.mark.parametrize("name, size", [("vit_tiny_patch16_224", 100), ("vit_small_patch14_dinov2", 224 + 2)])
-def test_an_image_size_that_patches_do_not_tile_is_refused(name, size):
-    with pytest.raises(ValueError, match=f"image_size = {size} is no multiple; {size // 16 * 16 if '16' in name else 224} or"):
-        models.build("linear", name, pretrained=False, image_size=size)
 
 
 # ---- files of weights ---------------------------------------------------------------------------------------------
-
-
-def same(backbone, reference):
-    return backbones.state_digest(backbone) == backbones.state_digest(reference)
 
 
 def test_checkpoints_of_deit_and_of_data_parallel_training(tmp_path):
@@ -139,112 +101,97 @@ def test_checkpoints_of_deit_and_of_data_parallel_training(tmp_path):
     state = {**reference.state_dict(), "head.weight": torch.ones(5, 192), "head_dist.weight": torch.ones(5, 192)}
     torch.save({"model": state}, tmp_path / "deit.pth")
     assert same(backbones.create("deit_tiny_distilled_patch16_224", tmp_path / "deit.pth"), reference)
-    torch.save({"state_dict": {f"module.{key}": value for key, value in reference.state_dict().items()}}, tmp_path / "ddp.pth")
+    torch.save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, tmp_path / "ddp.pth")
     assert same(backbones.create("deit_tiny_distilled_patch16_224", tmp_path / "ddp.pth"), reference)
-    torch.save({"student": reference.state_dict(), "teacher": reference.state_dict()}, tmp_path / "dino.pth")
-    with pytest.raises(ValueError, match="it holds student, teacher, not one table of tensors"):
+    torch.save({"student": state, "teacher": state}, tmp_path / "dino.pth")
+    with pytest.raises(ValueError, match="it holds student, teacher; save the part of it that is the network"):
         backbones.create("deit_tiny_distilled_patch16_224", tmp_path / "dino.pth")
 
 
-OPENAI = [("norm_pre", "ln_pre"), ("norm1", "ln_1"), ("norm2", "ln_2"), ("norm.", "ln_post."), ("blocks", "transformer.resblocks"),
-          ("attn.qkv.", "attn.in_proj_"), ("attn.proj", "attn.out_proj"), ("mlp.fc1", "mlp.c_fc"), ("mlp.fc2", "mlp.c_proj"),
-          ("patch_embed.proj", "conv1"), ("pos_embed", "positional_embedding"), ("cls_token", "class_embedding")]  # fmt: skip
+def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
+    file = tmp_path / "small.safetensors"
+    state = backbones.mini_vit().state_dict()
+
+    def refused(message, error=ValueError, pretrained=file):
+        with pytest.raises(error, match=message):
+            backbones.create("mini_vit", pretrained)
+
+    safetensors.torch.save_file({**state, "norm.weight": torch.ones(3)}, file)
+    refused(r"small.safetensors does not fit backbone 'mini_vit'.*size mismatch for norm.weight.*\[3\].*\[128\]")
+    safetensors.torch.save_file({**state, "extra": torch.ones(3)}, file)
+    refused("small.safetensors does not fit backbone 'mini_vit'.*Unexpected.*extra")
+    del state["norm.weight"]
+    safetensors.torch.save_file(state, file)
+    refused("small.safetensors does not fit backbone 'mini_vit'.*Missing.*norm.weight")
+    file.write_bytes(file.read_bytes()[:-100])
+    refused("small.safetensors cannot be read as weights")
+    refused("no weights at .*nothing.pth", FileNotFoundError, "nothing.pth")
+    refused("does not fit backbone 'mini_vit'", pretrained=backbones.embedded_weights("mini_vit_64"))
 
 
-def test_names_of_openais_clip(tmp_path):
-    name = "vit_xsmall_patch16_clip_224"
-    reference = timm.create_model(name, num_classes=0)
-    state = {"visual.proj": torch.ones(256, 512)}
-    for key, value in reference.state_dict().items():
-        value = {"pos_embed": value[0], "cls_token": value.flatten()}.get(key, value)
-        for timms, openais in OPENAI:
-            key = key.replace(timms, openais)
-        state[f"visual.{key}"] = value.contiguous()
-    safetensors.torch.save_file(state, tmp_path / "clip.safetensors")
-    assert same(backbones.create(name, tmp_path / "clip.safetensors"), reference)
+@pytest.mark.skipif(not DEIT.is_file(), reason="../shared/weights is not here")
+def test_real_weights_from_a_local_file():
+    name = "deit_tiny_patch16_224"
+    backbone = backbones.create(name, DEIT)
+    stored = safetensors.torch.load_file(DEIT)
+    assert torch.equal(backbone.blocks[0].attn.qkv.weight, stored["blocks.0.attn.qkv.weight"])
+    assert backbones.normalisation(backbone)[0] == (0.485, 0.456, 0.406)
+    assert backbones.create(name, DEIT, image_size=96).pos_embed.shape == (1, 37, 192)  # resampled
+    with pytest.raises(ValueError, match="does not fit backbone 'vit_small_patch16_224'"):
+        backbones.create("vit_small_patch16_224", DEIT)
 
 
-def test_npz_of_the_original_vision_transformers(tmp_path):
-    reference = timm.create_model("vit_tiny_patch16_224", num_classes=0)
-    state = {key: value.numpy() for key, value in reference.state_dict().items()}
-    arrays = {"cls": state["cls_token"], "Transformer/posembed_input/pos_embedding": state["pos_embed"],
-              "embedding/kernel": state["patch_embed.proj.weight"].transpose(2, 3, 1, 0), "embedding/bias": state["patch_embed.proj.bias"],
-              "Transformer/encoder_norm/scale": state["norm.weight"], "Transformer/encoder_norm/bias": state["norm.bias"]}  # fmt: skip
-    for layer in range(12):
-        old, new = f"blocks.{layer}.", f"Transformer/encoderblock_{layer}/"
-        attention = new + "MultiHeadDotProductAttention_1/"
-        for part, w, b in zip(("query", "key", "value"), np.split(state[old + "attn.qkv.weight"], 3),
-                              np.split(state[old + "attn.qkv.bias"], 3), strict=True):  # fmt: skip
-            arrays |= {f"{attention}{part}/kernel": w.T.reshape(192, 3, 64), f"{attention}{part}/bias": b.reshape(3, 64)}
-        arrays |= {attention + "out/kernel": state[old + "attn.proj.weight"].T.reshape(3, 64, 192),
-                   attention + "out/bias": state[old + "attn.proj.bias"]}  # fmt: skip
-        for place, name in ((0, "norm1"), (2, "norm2")):
-            arrays |= {f"{new}LayerNorm_{place}/scale": state[f"{old}{name}.weight"], f"{new}LayerNorm_{place}/bias": state[f"{old}{name}.bias"]}
-        for place in (0, 1):
-            arrays |= {f"{new}MlpBlock_3/Dense_{place}/kernel": state[f"{old}mlp.fc{place + 1}.weight"].T,
-                       f"{new}MlpBlock_3/Dense_{place}/bias": state[f"{old}mlp.fc{place + 1}.bias"]}  # fmt: skip
-    np.savez(tmp_path / "vit.npz", **arrays)
-    assert same(backbones.create("vit_tiny_patch16_224", tmp_path / "vit.npz"), reference)
-    with pytest.raises(ValueError, match="vit.npz cannot be read as weights of 'vit_small_patch16_224'"):
-        backbones.create("vit_small_patch16_224", tmp_path / "vit.npz")
+REFUSED = {
+    "unknown backbone 'vit_smal_patch16_224'; near: vit_small_patch16_224": ("linear", "vit_smal_patch16_224"),
+    "unknown backbone '.*dinos'; near: vit_small_patch16_224.dino": ("linear", "vit_small_patch16_224.dinos"),
+    "unknown backbone 'mini_vit_32'; near: mini_vit, mini_vit_64; known: mini_vit and": ("linear", "mini_vit_32"),
+    "mini_vit_64 takes 32 px images, not image_size = 64": ("linear", "mini_vit_64", {"image_size": 64}),
+    "16 px: image_size = 100 is no multiple; 96 or 112": ("linear", "vit_tiny_patch16_224", {"image_size": 100}),
+    "unknown method 'adaptor'; did you mean 'adapter'": ("adaptor", "mini_vit"),
+    "ResNet has none: use 'full', 'linear' or 'mlp3'": ("puma", "resnet18"),
+    "'embedded' is only for mini_vit and mini_vit_64": ("linear", "vit_tiny_patch16_224", {"pretrained": "embedded"}),
+}
 
 
-# ---- faster forms equal the equations -----------------------------------------------------------------------------
+@pytest.mark.parametrize("message", REFUSED)
+def test_unknown_names_and_impossible_methods(message):
+    method, name, *options = REFUSED[message]
+    with pytest.raises(ValueError, match=message):
+        models.build(method, name, **{"pretrained": False} | dict(*options))
 
 
-@pytest.mark.parametrize("per", ["sample", "batch"])
-@pytest.mark.parametrize("method", ["puma", "adapter-stochastic", "puma+lora-stochastic"])
-def test_leaving_out_images_with_closed_gates_changes_nothing(method, per, monkeypatch):
-    model = tiny(method, adapter_gate=per).double().train()
-    images, gates = torch.randn(6, 3, 16, 16).double(), model.draw_gates(6)
-    gates["adapter"][0, 0] = 0  # an adapter closed for every image still has a gradient: zero, not none
-    assert any(puma.can_skip(gate) for gate in gates["adapter"].flatten(0, 1))
-    embeddings, grads = gradients(model, images, gates)
-    monkeypatch.setattr(puma, "can_skip", lambda gate: False)
-    expected, expected_grads = gradients(model, images, gates)
-    torch.testing.assert_close(embeddings, expected)
-    torch.testing.assert_close(grads, expected_grads)
-    assert grads["adapters.0.attn.up.weight"].eq(0).all()
+def test_without_a_network_the_hub_error_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(timm, "create_model", lambda *args, **options: 1 / 0)
+    with pytest.raises(FileNotFoundError, match=r"ZeroDivisionError.*On a machine .* pretrained = <that file>"):
+        models.build("linear", "vit_tiny_patch16_224.augreg_in21k")
 
 
-@pytest.mark.parametrize("name, size", [(None, 16), *FAMILIES[:2]])
+# ---- other forms equal the equations -----------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("method", ["full", "puma+lora"])
-def test_the_last_layer_needs_its_class_token_alone(method, name, size):
-    if name is None:
-        model = tiny(method)
-    else:
-        model = randomised(models.build(method, name, 8, pretrained=False, image_size=size))
-    images, gates = torch.randn(3, 3, size, size), model.draw_gates(3)
-    assert model.reads_class_token
-    embeddings, grads = gradients(model.train(), images, gates)
-    model.reads_class_token = False
-    expected, expected_grads = gradients(model, images, gates)
-    torch.testing.assert_close(embeddings, expected)
-    torch.testing.assert_close(grads, expected_grads, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("method", ["full", "linear", "vpt-deep", "puma", "puma+lora-stochastic"])
-def test_recomputing_activations_gives_the_same_gradients(method):
+def test_the_last_mlp_needs_the_class_token_alone(method):
     model = tiny(method).train()
+    images, gates = torch.randn(3, 3, 16, 16), model.draw_gates(3)
+    assert model.reads_class_token
+    alone = gradients(model, images, gates)
+    model.reads_class_token = False
+    torch.testing.assert_close(alone, gradients(model, images, gates), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["full", "vpt-deep", "puma+lora-stochastic"])
+def test_recomputing_layers_gives_the_same_gradients(method):
+    model, computed = tiny(method).train(), []
+    model.backbone.blocks[0].norm1.register_forward_hook(lambda *_: computed.append(model.recompute))
     images, gates = torch.randn(4, 3, 16, 16), model.draw_gates(4)
-    saved = []
-    results = []
-    for model.recompute in (False, True):
-        kept = {}
-
-        def keep(tensor, kept=kept):
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            results.append(gradients(model, images, gates))
-        saved.append(sum(kept.values()))
-    torch.testing.assert_close(results[0], results[1], atol=0, rtol=0)
-    assert method == "linear" or saved[1] < saved[0]
+    expected = gradients(model, images, gates)
+    model.recompute = True
+    torch.testing.assert_close(gradients(model, images, gates), expected, atol=0, rtol=0)
+    assert computed == [False, True, True]
 
 
 # every part at least once; what is not here is a sum of these
-@pytest.mark.parametrize("method", ["full", "mlp3", "vpt-deep", "lora-stochastic", "adaptformer", "puma"])
+@pytest.mark.parametrize("method", ["vpt-deep", "lora-stochastic", "puma"])
 def test_every_method_compiles(method):
     torch.compiler.reset()
     model = tiny(method).train()
@@ -254,21 +201,8 @@ def test_every_method_compiles(method):
     torch.testing.assert_close(gradients(model, images, gates), expected)
 
 
-@pytest.mark.parametrize("build", [lambda: tiny("puma"), lambda: tiny("puma+lora-stochastic"), lambda: tiny("full"),
-                                   lambda: models.build("puma", *["deit_tiny_distilled_patch16_224", 8], pretrained=False, image_size=16)])  # fmt: skip
-def test_the_evaluation_graph_exports(build):
-    model, images = build().eval(), torch.randn(2, 3, 16, 16)
+@pytest.mark.parametrize("method", ["puma", "puma+lora-stochastic", "full"])
+def test_the_evaluation_graph_exports(method):
+    model, images = tiny(method).eval(), torch.randn(2, 3, 16, 16)
     exported = torch.export.export(model, (images,)).module()
     torch.testing.assert_close(exported(images), model(images), atol=1e-5, rtol=0)
-
-
-def test_training_takes_both_options(tmp_path, monkeypatch):
-    monkeypatch.setattr(EmbeddingModel, "compile", lambda self: torch.nn.Module.compile(self, backend="eager"))
-    data = config.Data(datasets=("digits",), image_size=32)
-    plain = config.Run(data=data, pretrained="random", dim=8, method=config.method("puma", prompts=2, adapter_rank=4),
-                       training=config.Training(epochs=1, batch_size=60, device="cpu"))  # fmt: skip
-    fast = replace(plain, training=replace(plain.training, compile=True, recompute=True))
-    assert fast.identity("data", "weights") == plain.identity("data", "weights")
-    states = [safetensors.torch.load_file(training.train(run, tmp_path / name) / "model.safetensors")
-              for name, run in (("plain", plain), ("fast", fast))]  # fmt: skip
-    torch.testing.assert_close(states[0], states[1], atol=1e-4, rtol=1e-3)

@@ -2,6 +2,6 @@
 
 from . import backbones
 from .embedding import EmbeddingModel, build, count_parameters
-from .saving import load, save, trainable_state
+from .saved import load, save, trainable_state
 
 __all__ = ["EmbeddingModel", "backbones", "build", "count_parameters", "load", "save", "trainable_state"]

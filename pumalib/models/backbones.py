@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import textwrap
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,8 +20,8 @@ EMBEDDED = {"mini_vit": 128, "mini_vit_64": 64}  # name: width
 
 
 def mini_vit(width: int = 128) -> VisionTransformer:
-    """A ViT of the `mini` benchmark (32 px, patch 4, 5 layers, heads of 32 features), untrained; 1 M parameters at 128."""
-    sizes = dict(img_size=32, patch_size=4, embed_dim=width, depth=5, num_heads=width // 32, mlp_ratio=4)
+    """An untrained ViT of the `mini` benchmark: 32 px, patch 4, 5 layers, heads of 32 features; 1 M weights at 128."""
+    sizes = {"img_size": 32, "patch_size": 4, "embed_dim": width, "depth": 5, "num_heads": width // 32, "mlp_ratio": 4}
     return VisionTransformer(**sizes, num_classes=0)
 
 
@@ -37,53 +38,46 @@ def create(name: str, pretrained: str | bool | Path | None = "hub", image_size: 
             since the default weights of a bare name have changed over timm's versions.
         pretrained: where the weights are: "embedded" (the mini_vit only), "hub" or True (timm's), "random",
             False or None, or a file (.safetensors, .pth, .npz).
-        image_size: pixels, a multiple of the patch; None: the backbone's own. Position embeddings are resampled to it.
+        image_size: pixels; None: the backbone's own. Position embeddings are resampled to it.
 
     Raises:
         ValueError: unknown backbone, a size its patches do not tile, or weights that do not fit it.
-        FileNotFoundError: no such file, or no weights to be had from the hub; the message says what to do.
+        FileNotFoundError: no such file, or no weights to be had from the hub.
     """
-    source = source_of(pretrained)
-    if name in EMBEDDED:
-        if image_size not in (None, 32):
-            raise ValueError(f"backbone {name} takes 32 px images, not image_size = {image_size}")
+    source = _known(name, pretrained)
+    if name not in EMBEDDED:
+        model = _from_timm(name, source == "hub", image_size)
+    elif image_size in (None, 32):
         model = mini_vit(EMBEDDED[name])
-        if source != "random":
-            load_weights(model, embedded_weights(name) if source in ("embedded", "hub") else paths.resolve(source), name)
-        return model
-    if not timm.is_model(name.split(".")[0]):
-        near = difflib.get_close_matches(name, [*EMBEDDED, *timm.list_models("vit*"), *timm.list_models("deit*")], 4)
-        known = ", ".join(EMBEDDED)
-        raise ValueError(f"unknown backbone {name!r}; near: {', '.join(near) or 'none'}; known: {known} and timm's models")
-    if source == "embedded":
-        raise ValueError(
-            f"pretrained = 'embedded' is only for {', '.join(EMBEDDED)}; for {name!r} give 'hub', 'random' or a file"
-        )
-    size = {} if image_size is None or not _is_vit(name) else {"img_size": image_size}
-    pool = {} if _is_vit(name) else {"global_pool": "avgmax"}  # Table 10's CNN rows: average + max pooling
-    if source != "hub":
-        model = _divisible(timm.create_model(name, pretrained=False, num_classes=0, **size, **pool), name, image_size)
-        if source != "random":
-            load_weights(model, paths.resolve(source), name)
-        return model
-    try:
-        model = timm.create_model(name, pretrained=True, num_classes=0, **size, **pool)
-    except Exception as error:  # the hub's client raises its own and the network's errors
-        raise FileNotFoundError(
-            f"no weights for {name!r} from timm's hub ({type(error).__name__}: {error}). On a machine with a network: "
-            f"python -c \"import timm; timm.create_model('{name}', pretrained=True)\" keeps them in its hub cache "
-            "(copy the cache, or save model.state_dict() to a .safetensors file), then pretrained = <that file>"
-        ) from error
-    return _divisible(model, name, image_size)
-
-
-def _divisible(model: nn.Module, name: str, image_size: int | None) -> nn.Module:
-    """`model`, unless its patches leave out the image's right and lower edge."""
+    else:
+        raise ValueError(f"backbone {name} takes 32 px images, not image_size = {image_size}")
     patch = model.patch_embed.patch_size[0] if isinstance(model, VisionTransformer) else 1
     if image_size is not None and image_size % patch:
-        near = f"{image_size // patch * patch} or {-(-image_size // patch) * patch}"
-        raise ValueError(f"backbone {name!r} cuts images into patches of {patch} px: image_size = {image_size} is no multiple; {near} is")
+        below = image_size // patch * patch
+        raise ValueError(
+            f"backbone {name!r} cuts images into patches of {patch} px: "
+            f"image_size = {image_size} is no multiple; {below} or {below + patch} is"
+        )
+    if file := _weights_file(name, source):
+        load_weights(model, file, name)
     return model
+
+
+def _from_timm(name: str, pretrained: bool, image_size: int | None) -> nn.Module:
+    if timm.models.model_entrypoint(name.split(".")[0]).__module__.endswith(("vision_transformer", "deit")):
+        options = {} if image_size is None else {"img_size": image_size}
+    else:
+        options = {"global_pool": "avgmax"}  # Table 10's CNN rows: average + max pooling
+    try:
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
+    except Exception as error:  # the hub's client raises its own and the network's errors
+        if not pretrained:
+            raise
+        raise FileNotFoundError(
+            f"no weights for {name!r} from timm's hub ({type(error).__name__}: {error}). On a machine with a network: "
+            f"torch.save(timm.create_model('{name}', pretrained=True).state_dict(), 'weights.pth'); "
+            "then pretrained = <that file>"
+        ) from error
 
 
 def source_of(pretrained: str | bool | Path | None) -> str:
@@ -91,55 +85,61 @@ def source_of(pretrained: str | bool | Path | None) -> str:
     return {True: "hub", False: "random", None: "random"}.get(pretrained) or str(pretrained)
 
 
-def _is_vit(name: str) -> bool:
-    return timm.models.model_entrypoint(name.split(".")[0]).__module__.endswith(("vision_transformer", "deit"))
+def _known(name: str, pretrained: str | bool | Path | None) -> str:
+    """`source_of(pretrained)` of a backbone that exists."""
+    source, embedded, (architecture, _, tag) = source_of(pretrained), " and ".join(EMBEDDED), name.partition(".")
+    tagged = timm.list_pretrained(architecture)
+    if name not in EMBEDDED and (not timm.is_model(architecture) or (tag and name not in tagged)):
+        vits = [*EMBEDDED, *tagged, *timm.list_models("vit*"), *timm.list_models("deit*")]
+        near = ", ".join(difflib.get_close_matches(name, vits, 4)) or "none"
+        raise ValueError(f"unknown backbone {name!r}; near: {near}; known: {embedded}, and timm's models")
+    if name not in EMBEDDED and source == "embedded":
+        raise ValueError(f"pretrained = 'embedded' is only for {embedded}; for {name!r}: 'hub', 'random' or a file")
+    return source
+
+
+def _weights_file(name: str, source: str) -> Path | None:
+    """The file that holds the weights; None for random ones and the hub's."""
+    if source == "random" or (source == "hub" and name not in EMBEDDED):
+        return None
+    file = embedded_weights(name) if source in ("embedded", "hub") else paths.resolve(source)
+    if not file.is_file():
+        raise FileNotFoundError(f"no weights at {file}; give pretrained = 'hub', or a file (relative to the project)")
+    return file
 
 
 def load_weights(model: nn.Module, file: Path, name: str) -> None:
     """Load `file` into `model`, ignoring a classifier, resampling position embeddings, refusing any other misfit."""
-    if not file.is_file():
-        raise FileNotFoundError(f"no weights at {file}; pretrained = a file, absolute or relative to the project, or 'hub'")
     try:
         if file.suffix == ".npz":
-            model.load_pretrained(str(file))
-            return
+            return model.load_pretrained(str(file))
         state = timm.models.load_state_dict(str(file), weights_only=True)
         if isinstance(model, VisionTransformer):  # names of OpenAI's CLIP, DINOv2, OpenCLIP, DeiT-III -> timm's
             state = vision_transformer.checkpoint_filter_fn(state, model, adapt_layer_scale=True)
         if not all(isinstance(value, torch.Tensor) for value in state.values()):
-            raise ValueError(f"it holds {', '.join(list(state)[:5])}, not one table of tensors; save the part that is the network")
-    except Exception as error:
+            raise ValueError(f"it holds {', '.join(list(state)[:5])}; save the part of it that is the network")
+    except Exception as error:  # readers of damaged files raise nearly anything
         raise ValueError(f"{file} cannot be read as weights of {name!r}: {error}") from error
     state = {key: value.float() for key, value in state.items() if key.split(".")[0] not in ("head", "head_dist", "fc")}
-    own = model.state_dict()
-    wrong = [k for k in own if k in state and own[k].shape != state[k].shape]
-    missing, unknown = [k for k in own if k not in state], [k for k in state if k not in own]
-    if wrong or missing or unknown:
-        example = f"{wrong[0]} is {tuple(state[wrong[0]].shape)}, should be {tuple(own[wrong[0]].shape)}; " if wrong else ""
-        raise ValueError(
-            f"{file} does not fit backbone {name!r}: {example}{len(wrong)} tensors of another shape, {len(missing)} missing, "
-            f"{len(unknown)} unknown; name the backbone the weights were made for"
-        )
-    model.load_state_dict(state)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        why = textwrap.shorten(str(error), 500)
+        raise ValueError(f"{file} does not fit backbone {name!r}; name the one it was made for. {why}") from None
 
 
 def weights_digest(name: str, pretrained: str | bool | Path | None) -> str:
     """What the weights are, without loading them: the SHA-256 of a file, or the hub's name for them."""
-    source = source_of(pretrained)
-    if source == "random":
-        return "random"
-    if source == "hub" and name not in EMBEDDED:
-        return f"hub:{timm.get_pretrained_cfg(name).hf_hub_id or name}:{name}" if timm.is_model(name.split(".")[0]) else name
-    file = embedded_weights(name) if source in ("embedded", "hub") else paths.resolve(source)
-    if not file.is_file():
-        raise FileNotFoundError(f"no weights at {file}; pretrained = a file, absolute or relative to the project, or 'hub'")
-    state = file.stat()
-    return _file_digest(file, state.st_mtime_ns, state.st_size)
+    source = _known(name, pretrained)
+    if file := _weights_file(name, source):
+        return _file_digest(file, file.stat().st_mtime_ns, file.stat().st_size)
+    return "random" if source == "random" else f"hub:{timm.get_pretrained_cfg(name).hf_hub_id or name}:{name}"
 
 
 @lru_cache
 def _file_digest(file: Path, changed: int, size: int) -> str:  # once per state of a file: every run of a notebook asks
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def state_digest(model: nn.Module) -> str:
@@ -153,6 +153,5 @@ def state_digest(model: nn.Module) -> str:
 
 def normalisation(model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation (RGB, of images in 0..1) of the backbone's own pretraining."""
-    config = getattr(model, "pretrained_cfg", None) or {}
-    half = (0.5, 0.5, 0.5)
-    return tuple(config.get("mean", half)), tuple(config.get("std", half))
+    config = {"mean": (0.5,) * 3, "std": (0.5,) * 3} | (getattr(model, "pretrained_cfg", None) or {})
+    return tuple(config["mean"]), tuple(config["std"])

@@ -5,6 +5,8 @@ The forward pass is Eq. 2 to 10 in their order; what a method lacks is not there
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
@@ -13,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import config
 from . import backbones
-from .baselines import LoRA, SinglePrompt, mlp3
+from .peft import LoRA, SinglePrompt, mlp3
 from .puma import PromptPool, StochasticAdapter, draw_gates
 
 BRANCHES = ("attn", "mlp")
@@ -24,50 +26,41 @@ class EmbeddingModel(nn.Module):
 
     Args:
         backbone: a timm model without classifier (`backbones.create`).
-        method: what is added to it and what is trained.
         dim: dimensions of the embedding; without a head the backbone's width, whatever is asked.
         normalise: False for losses that want the head's raw output (`loss.normalised_input` is False).
+
+    Raises:
+        ValueError: the method adds tokens or branches that this backbone cannot carry.
     """
 
     def __init__(self, backbone: nn.Module, method: config.Method, dim: int, normalise: bool = True):
         super().__init__()
         self.backbone, self.method, self.normalise = backbone, method, normalise
-        self.is_vit = isinstance(backbone, VisionTransformer)
-        needs_vit = method.prompts or method.adapter_rank or method.lora_rank
-        if needs_vit and not self.is_vit:
+        self.recompute = False  # True: recompute layers in the backward pass; same gradients, less memory
+        self.plain_vit = isinstance(backbone, VisionTransformer) and all(map(_is_plain, backbone.blocks))
+        self.reads_class_token = self.plain_vit and backbone.global_pool == "token" and backbone.attn_pool is None
+        m, width, layers = method, backbone.num_features, len(backbone.blocks) if self.plain_vit else 0
+        if not layers and (m.prompts or m.adapter_rank or m.lora_rank):
             raise ValueError(
-                f"method {method.name!r} adds tokens or parallel branches to transformer blocks; "
+                f"method {m.name!r} adds tokens or branches to transformer blocks of the form x + f(norm(x)); "
                 f"{type(backbone).__name__} has none: use 'full', 'linear' or 'mlp3'"
             )
-        plain = self.is_vit and all(type(b) is Block and _is_plain(b.attn) for b in backbone.blocks)
-        if needs_vit and not plain:
-            raise ValueError(f"method {method.name!r} needs blocks of the form x + f(norm(x)); those of this {type(backbone).__name__} differ")
-        self.reads_class_token = plain and backbone.global_pool == "token" and backbone.attn_pool is None
-        self.recompute = False  # True: recompute a block's activations in the backward pass; same gradients, less memory
-        backbone.requires_grad_(method.tune_backbone)
-
-        width = backbone.num_features
-        layers = len(backbone.blocks) if self.is_vit else 0
+        backbone.requires_grad_(m.tune_backbone)
         self.prompt = self.adapters = self.lora = None
-        if method.prompts > 1 and method.prompt_length:
-            self.prompt = PromptPool(width, method.prompts, method.prompt_length, method.prompt_attention)
-        elif method.prompts == 1 and method.prompt_length:
-            self.prompt = SinglePrompt(width, method.prompt_length, layers if method.prompt_deep else 1)
-        if method.adapter_rank:
-            branches = BRANCHES if method.adapter_branches == "both" else BRANCHES[1:]
-            adapted = layers if method.adapter_layers is None else min(method.adapter_layers, layers)
-            self.adapters = nn.ModuleList(
-                nn.ModuleDict({b: StochasticAdapter(width, method.adapter_rank, method.adapter_scale) for b in branches})
-                for _ in range(adapted)
-            )
-        if method.lora_rank:
-            args = (width, method.lora_rank, method.lora_targets, method.lora_scale)
-            self.lora = nn.ModuleList(LoRA(*args) for _ in range(layers))
-        if method.head == "none":
-            self.head = nn.Identity()
-        elif method.head == "mlp3":
-            self.head = mlp3(width, dim)
-        else:
+        if m.prompts > 1 and m.prompt_length:
+            self.prompt = PromptPool(width, m.prompts, m.prompt_length, m.prompt_attention)
+        elif m.prompts == 1 and m.prompt_length:
+            self.prompt = SinglePrompt(width, m.prompt_length, layers if m.prompt_deep else 1)
+        if m.adapter_rank:
+            adapter = partial(StochasticAdapter, width, m.adapter_rank, m.adapter_scale)
+            branches = BRANCHES if m.adapter_branches == "both" else BRANCHES[1:]
+            adapted = layers if m.adapter_layers is None else min(m.adapter_layers, layers)
+            self.adapters = nn.ModuleList(nn.ModuleDict({b: adapter() for b in branches}) for _ in range(adapted))
+        if m.lora_rank:
+            self.lora = nn.ModuleList(LoRA(width, m.lora_rank, m.lora_targets, m.lora_scale) for _ in range(layers))
+        self.dim = width if m.head == "none" else dim
+        self.head = mlp3(width, dim) if m.head == "mlp3" else nn.Identity()
+        if m.head == "linear":
             self.head = nn.Linear(width, dim)
             nn.init.orthogonal_(self.head.weight)
             nn.init.zeros_(self.head.bias)
@@ -84,117 +77,96 @@ class EmbeddingModel(nn.Module):
         They are drawn here, not inside the layers, so that a batch computed in parts (micro-batches) or
         twice has the same gates, and a resumed run the gates of an uninterrupted one.
         """
-        m, options = self.method, dict(per=self.method.adapter_gate, divide=self.method.adapter_divide, generator=generator)
-        gates = {}
-        if self.adapters is not None and m.adapter_keep < 1:
-            gates["adapter"] = draw_gates(m.adapter_keep, len(self.adapters), images, **options)
-        if self.lora is not None and m.lora_keep < 1:
-            gates["lora"] = draw_gates(m.lora_keep, len(self.lora), images, **options)
-        return gates
+        per, divide = self.method.adapter_gate, self.method.adapter_divide
+        return {name: draw_gates(keep, n, images, per, divide, generator) for name, keep, n in self._stochastic()}
 
     def test_gates(self) -> dict[str, Tensor]:
-        """The constant gates of evaluation: always on (no entry), times p if training did not divide by it."""
-        m, gates = self.method, {}
-        for name, part, keep in (("adapter", self.adapters, m.adapter_keep), ("lora", self.lora, m.lora_keep)):
-            if part is not None and (keep == 0 or (keep < 1 and not m.adapter_divide)):
-                gates[name] = torch.full((len(part), 2, 1), float(keep))
-        return gates
+        """The constant gates of evaluation: always on, or p if training did not divide by it."""
+        divide = self.method.adapter_divide
+        return {n: torch.full((layers, 2, 1), float(p > 0 if divide else p)) for n, p, layers in self._stochastic()}
+
+    def _stochastic(self) -> list[tuple[str, float, int]]:
+        parts = ("adapter", self.method.adapter_keep, self.adapters), ("lora", self.method.lora_keep, self.lora)
+        return [(name, keep, len(layers)) for name, keep, layers in parts if layers is not None and keep < 1]
 
     def forward(self, images: Tensor, gates: dict[str, Tensor] | None = None, prompt_weights: bool = False):
-        """Embed a batch.
+        """Images (B, 3, H, W), normalised as the backbone expects, to embeddings (B, dim).
 
         Args:
-            images: (B, 3, H, W), normalised as the backbone expects.
-            gates: from `draw_gates`; None: drawn now in training, the constant ones in evaluation.
-            prompt_weights: return the weights of the prompt pool too (Fig. 4).
-
-        Returns:
-            (B, dim) embeddings; with `prompt_weights` also (B, M) cosines, or None without a pool.
+            gates: from `draw_gates`; None: drawn now in training, the constant ones in evaluation; {}: all open.
+            prompt_weights: return the pool's weights (B, M) too, None without a pool (Fig. 4).
         """
-        if gates is None:
-            gates = self.draw_gates(len(images)) if self.training else self.test_gates()
-        gates = {name: gate.to(images.device, non_blocking=True) for name, gate in gates.items()}
-        features, weights = self._features(images, gates) if self.is_vit else (self.backbone(images), None)
+        features, weights = self._features(images, gates) if self.plain_vit else (self.backbone(images), None)
         embeddings = self.head(features)
         if self.normalise:
             embeddings = F.normalize(embeddings.float(), dim=-1)
         return (embeddings, weights) if prompt_weights else embeddings
 
-    def _features(self, images: Tensor, gates: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Backbone with prompts and adapters: (B, 3, H, W) -> pooled features (B, D) and prompt weights."""
-        vit = self.backbone
-        patches = vit.patch_embed(images)  # (B, N, D), the E of Eq. 2
-        x = vit._pos_embed(patches)  # (B, 1 + N, D): class token (and any register tokens), patches
-        prefix, length, weights = vit.num_prefix_tokens, 0, None
+    def _features(self, images: Tensor, gates: dict[str, Tensor] | None) -> tuple[Tensor, Tensor | None]:
+        """Backbone with prompts and adapters: (B, 3, H, W) -> pooled features (B, D) and prompt weights (B, M)."""
+        if gates is None:
+            gates = self.draw_gates(len(images)) if self.training else self.test_gates()
+        vit, weights, length = self.backbone, None, 0
+        always = dict.fromkeys(("adapter", "lora"), [[None, None]] * len(vit.blocks))
+        gates = always | {name: gate.to(images.device, non_blocking=True) for name, gate in gates.items()}
+        patches = vit.patch_embed(images)  # E, (B, N, D)
+        x = vit._pos_embed(patches)  # Eq. 2, (B, 1 + N, D): class token (and any register tokens), patches
         if self.prompt is not None:
-            if isinstance(self.prompt, PromptPool):
-                prompt, weights = self.prompt(patches.flatten(1, -2))
-            else:
-                prompt = self.prompt(len(images))
+            prompt, weights = self.prompt(patches.flatten(1, -2))  # Eq. 6 to 9, (B, N_p, D) and (B, M)
             if self.method.prompt_position == "cls" and not vit.no_embed_class:
                 prompt = prompt + vit.pos_embed[:, :1]
-            length = prompt.shape[1]
-            x = torch.cat([x[:, :prefix], prompt.to(x.dtype), x[:, prefix:]], dim=1)  # Eq. 10
+            x, length = self._with_prompt(x, prompt), prompt.shape[1]  # Eq. 10, (B, 1 + N_p + N, D)
         x = vit.norm_pre(x)
-        last = len(vit.blocks) - 1
-        for layer, block in enumerate(vit.blocks):
-            if layer and self.method.prompt_deep and length:
-                x = torch.cat([x[:, :prefix], self.prompt(len(images), layer).to(x.dtype), x[:, prefix + length :]], dim=1)
-            # Pooling by class token reads nothing else of the last layer's output: compute nothing else.
-            rows = prefix if layer == last and self.reads_class_token else None
-            if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(self._block, layer, block, x, gates, rows, use_reentrant=False)
-            else:
-                x = self._block(layer, block, x, gates, rows)
-        x = vit.norm(x)
-        if length and not self.reads_class_token:  # the prompts have done their work: pooling sees the patches as ever
-            x = torch.cat([x[:, :prefix], x[:, prefix + length :]], dim=1)
+        layer = partial(checkpoint, self._layer, use_reentrant=False) if self.recompute else self._layer
+        for number in range(len(vit.blocks)):
+            if number and length and self.method.prompt_deep:
+                x = self._with_prompt(x, self.prompt(patches, number)[0], replaced=length)
+            x = layer(number, x, gates)  # Eq. 5
+        x = self._with_prompt(vit.norm(x), x[:, :0], replaced=length)  # pooling sees the patches as ever
         return vit.forward_head(x, pre_logits=True), weights
 
-    def _block(self, layer: int, block: nn.Module, x: Tensor, gates: dict[str, Tensor], rows: int | None = None) -> Tensor:
-        """Eq. 3 with Eq. 5: each branch and its adapter read the same normalised input; only the first `rows` tokens leave."""
-        adapters = self.adapters[layer] if self.adapters is not None and layer < len(self.adapters) else {}
-        lora = self.lora[layer] if self.lora is not None else None
-        if not adapters and lora is None and rows is None:
-            return block(x)
-
-        def adapted(branch: str, h: Tensor, out: Tensor) -> Tensor:
-            if branch not in adapters:
-                return out
-            gate = gates["adapter"][layer, BRANCHES.index(branch)] if "adapter" in gates else None
-            return adapters[branch].add_to(out, h, gate)
-
+    def _layer(self, number: int, x: Tensor, gates: dict[str, Tensor]) -> Tensor:
+        """Eq. 5: each branch and its adapter read the same normalised input, (B, N, D) -> (B, N, D)."""
+        block, lora = self.backbone.blocks[number], self.lora and self.lora[number]
         h = block.norm1(x)
-        gate = gates["lora"][layer, 0] if "lora" in gates else None
-        out = block.attn(h) if lora is None and rows is None else attention(block.attn, h, lora, gate, rows)
-        x = x[:, :rows] + adapted("attn", h[:, :rows], block.ls1(out))
+        msa = lora(block.attn, h, gates["lora"][number][0]) if lora else block.attn(h)
+        x = block.ls1(msa) + x + self._adapter(number, "attn", h, gates)
+        x = self._still_read(number, x)
         h = block.norm2(x)
-        return x + adapted("mlp", h, block.ls2(block.mlp(h)))
+        return block.ls2(block.mlp(h)) + x + self._adapter(number, "mlp", h, gates)
+
+    def _adapter(self, number: int, branch: str, h: Tensor, gates: dict[str, Tensor]) -> Tensor | float:
+        """gamma times the adapter of Eq. 4, or 0 where there is none."""
+        if self.adapters is None or number >= len(self.adapters) or branch not in self.adapters[number]:
+            return 0.0
+        return self.adapters[number][branch](h, gates["adapter"][number][BRANCHES.index(branch)])
+
+    def _still_read(self, number: int, x: Tensor) -> Tensor:
+        """`x`; before the last MLP the class token alone, if pooling reads no other (saves up to a fifth of a step)."""
+        last = number == len(self.backbone.blocks) - 1
+        return x[:, : self.backbone.num_prefix_tokens] if last and self.reads_class_token else x
+
+    def _with_prompt(self, x: Tensor, prompt: Tensor, replaced: int = 0) -> Tensor:
+        """[class token, prompt, patches], in place of the `replaced` prompt tokens that stood there."""
+        prefix = self.backbone.num_prefix_tokens
+        return torch.cat([x[:, :prefix], prompt.to(x.dtype), x[:, prefix + replaced :]], dim=1)
 
 
-def _is_plain(attn: nn.Module) -> bool:
-    return type(attn) is Attention and getattr(attn, "gate", None) is None
+def _is_plain(block: nn.Module) -> bool:
+    """Whether a block is x + attn(norm(x)), then x + mlp(norm(x))."""
+    return type(block) is Block and type(block.attn) is Attention and getattr(block.attn, "gate", None) is None
 
 
-def attention(attn: Attention, h: Tensor, lora: LoRA | None = None, gate: Tensor | None = None, rows: int | None = None) -> Tensor:
-    """timm's `Attention.forward` with LoRA on its way, for the first `rows` queries: (B, N, D) -> (B, rows or N, D)."""
-    qkv = attn.qkv(h)
-    parts = qkv.chunk(3, dim=-1) if lora is None else lora(h, qkv, gate)
-    q, k, v = (part.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in parts)  # (B, heads, N, D / heads)
-    x = F.scaled_dot_product_attention(attn.q_norm(q[:, :, :rows]), attn.k_norm(k), v)
-    return attn.proj(attn.norm(x.transpose(1, 2).flatten(2)))
-
-
-def build(method: str | config.Method, backbone: str = "vit_small_patch16_224.augreg_in21k", dim: int = 128, *,
-          pretrained: str | bool | None = "hub", image_size: int | None = None, normalise: bool = True,
-          **settings) -> EmbeddingModel:  # fmt: skip
+def build(
+    method, backbone, dim=128, *, pretrained="hub", image_size=None, normalise=True, **settings
+) -> EmbeddingModel:
     """An embedding model by names, initialised from torch's global random state.
 
     Args:
         method: a name in `config.METHODS`, or a `Method`.
         backbone, pretrained, image_size: see `backbones.create`.
-        dim: dimensions of the embedding.
-        **settings: fields of the method to change, for example `adapter_keep=0.3`.
+        dim, normalise: see `EmbeddingModel`.
+        settings: fields of the method to change, for example `adapter_keep=0.3`.
 
     Raises:
         ValueError: unknown method, setting or backbone, weights that do not fit, a method the backbone cannot carry.

@@ -1,0 +1,59 @@
+"""The parameter-efficient baselines of Table 2(c) that PUMA's own parts do not cover: VPT, LoRA, the MLP head.
+
+AdaptFormer is `puma.StochasticAdapter` always on and beside the MLP alone; linear embedding is the head alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from timm.models.vision_transformer import Attention
+from torch import Tensor, nn
+
+from .puma import gated
+
+
+class SinglePrompt(nn.Module):
+    """One learnable prompt for every image: visual prompt tuning (Jia et al., ECCV 2022).
+
+    `layers` is 1 for VPT-shallow, L for VPT-deep, which replaces the prompt tokens before every layer.
+    """
+
+    def __init__(self, width: int, length: int = 8, layers: int = 1):
+        super().__init__()
+        self.prompts = nn.Parameter(nn.init.trunc_normal_(torch.empty(layers, length, width), std=0.02))
+
+    def forward(self, patches: Tensor, layer: int = 0) -> tuple[Tensor, None]:
+        """The prompt before this layer for each of B images, (B, N_p, D), and no weights."""
+        return self.prompts[layer].expand(len(patches), -1, -1), None
+
+
+class LoRA(nn.Module):
+    """A low-rank change of the query, key and value products that `targets` names (Hu et al., ICLR 2022)."""
+
+    def __init__(self, width: int, rank: int, targets: str = "qv", scale: float = 1.0):
+        super().__init__()
+        self.targets = ["qkv".index(letter) for letter in targets]
+        self.scale = scale
+        self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in targets)
+        self.up = nn.ModuleList(nn.Linear(rank, width, bias=False) for _ in targets)
+        for down, up in zip(self.down, self.up):
+            nn.init.kaiming_uniform_(down.weight, a=math.sqrt(5))
+            nn.init.zeros_(up.weight)
+
+    def forward(self, attn: Attention, h: Tensor, gate: Tensor | None = None) -> Tensor:
+        """MSA of the normalised input (B, N, D) with changed products; `gate` as for a stochastic adapter."""
+        qkv = list(attn.qkv(h).chunk(3, dim=-1))
+        for target, down, up in zip(self.targets, self.down, self.up):
+            qkv[target] = qkv[target] + up(gated(down(h), self.scale, gate))
+        q, k, v = (part.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in qkv)  # (B, heads, N, D / heads)
+        x = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
+        return attn.proj(attn.norm(x.transpose(1, 2).flatten(2)))
+
+
+def mlp3(width: int, dim: int, hidden: int = 2048) -> nn.Sequential:
+    """The MLP-3 embedding of Table 2(c): D -> 2048 -> 2048 -> dim with ReLU between (5.2 M parameters for ViT-S)."""
+    layers = (nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, dim))
+    return nn.Sequential(*layers)

@@ -1,0 +1,131 @@
+"""A trained model as a file: what was trained, and which backbone it belongs to."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from PIL import Image
+from torch import Tensor
+from tqdm import tqdm
+
+from .. import paths
+from ..config import Run
+from ..data import batches
+from . import backbones
+from .embedding import EmbeddingModel, build
+
+FILE = "model.safetensors"
+
+
+def trainable_state(model: EmbeddingModel) -> dict[str, Tensor]:
+    """The tensors that training changes: trainable parameters, and a tuned backbone's buffers."""
+    state = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    if model.method.tune_backbone:
+        state |= {f"backbone.{name}": b for name, b in model.backbone.named_buffers()}
+    return {name: tensor.contiguous() for name, tensor in state.items()}
+
+
+def save(model: EmbeddingModel, run: Run, folder: Path) -> Path:
+    """Write `model.safetensors` into `folder`: trainable tensors, with run and backbone in its metadata.
+
+    A random backbone can be had nowhere else, so it is saved too.
+
+    Raises:
+        OSError: the folder cannot be written or the disk is full.
+    """
+    whole = model.method.tune_backbone or backbones.source_of(run.pretrained) == "random"
+    digest = "" if whole else backbones.state_digest(model.backbone)
+    metadata = {"run": run.to_json(), "backbone_digest": digest, "normalise": json.dumps(model.normalise)}
+    state = model.state_dict() if whole else trainable_state(model)
+    with paths.written_whole(folder / FILE) as file:  # bytes: save_file's own errors are no OSError
+        file.write_bytes(safetensors.torch.save(state, metadata))
+    return folder / FILE
+
+
+def load(folder: str | Path, pretrained: str | Path | None = None, device: str | torch.device = "cpu") -> Embedder:
+    """The trained model of a run's folder, ready to embed images.
+
+    `pretrained` says where the backbone's weights are on this machine; None: as in the run.
+
+    Raises:
+        FileNotFoundError: no model in the folder, or no backbone weights.
+        ValueError: the file is damaged, or the weights are of another backbone than the one that was adapted.
+    """
+    file = Path(folder) / FILE
+    if not file.is_file():
+        raise FileNotFoundError(f"no {FILE} in {folder}; a finished run's folder holds one")
+    try:
+        with safetensors.safe_open(file, "pt") as opened:
+            metadata = opened.metadata() or {}
+            names = opened.keys()
+            state = {name: opened.get_tensor(name) for name in names}
+        run, digest = Run.from_json(metadata["run"]), metadata["backbone_digest"]
+        normalise = json.loads(metadata["normalise"])
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        why = f"{file} is damaged, truncated or not of pumalib ({type(error).__name__}: {error})"
+        raise ValueError(f"{why}; copy it again or train it again") from error
+    source = (pretrained or run.pretrained) if digest else "random"
+    options = {"pretrained": source, "image_size": run.data.image_size, "normalise": normalise}
+    model = build(run.method, run.backbone, run.dim, **options)
+    if digest and backbones.state_digest(model.backbone) != digest:
+        raise ValueError(
+            f"{file} adapts another backbone than {run.backbone!r} with weights {str(source)!r}; give pretrained= "
+            "the very weights the run was trained on (its environment.json has their digest)"
+        )
+    expected = trainable_state(model) if digest else model.state_dict()
+    if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in expected.items()}:
+        raise ValueError(f"{file} is damaged: its tensors are not those of {run.method.name!r} on {run.backbone!r}")
+    model.load_state_dict(state, strict=False)
+    return Embedder(model.to(device).eval(), run)
+
+
+class Embedder:
+    """A trained model with the image transform it was evaluated with: `load(folder).embed(images)`."""
+
+    def __init__(self, model: EmbeddingModel, run: Run):
+        self.model, self.run = model, run
+        self.view = batches.test_view(run.data, *backbones.normalisation(model.backbone))
+
+    def embed(self, images, batch_size: int = 64, progress: bool = False) -> np.ndarray:
+        """Embeddings (n, dim), float32; one batch of images is in memory at a time.
+
+        Args:
+            images: a file path, a PIL image of any mode, or an (H, W, 3) uint8 array, of one image; or any iterable
+                of these, mixed at will: a list, an (n, H, W, 3) uint8 array, a generator. An array of the very size of
+                the network's input is not resized and cropped, as in the `mini` benchmark.
+            progress: show a bar, if it takes more than a second.
+
+        Raises:
+            ValueError: something else than an image; the message names its position. ImageError: a file that is none.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size = {batch_size}; it must be at least 1")
+        if isinstance(images, (str, os.PathLike, Image.Image)) or getattr(images, "ndim", 0) in (2, 3):
+            images = [images]
+        total = len(images) if hasattr(images, "__len__") else None
+        shown = tqdm(images, "embedding", total, unit="image", delay=1, disable=not progress)
+        pixels = (batches.pixels(_decoded(image, i, self.view.upright), self.view) for i, image in enumerate(shown))
+        device = next(self.model.parameters()).device
+        embeddings = [np.zeros((0, self.model.dim), np.float32)]
+        with torch.inference_mode():
+            while batch := list(islice(pixels, batch_size)):
+                batch = batches.normalise(torch.stack(batch).to(device), self.view)
+                embeddings.append(self.model(batch).float().cpu().numpy())
+        return np.concatenate(embeddings)
+
+
+def _decoded(image, position: int, upright: bool) -> Image.Image | np.ndarray:
+    """One image of `embed` as RGB."""
+    if isinstance(image, (str, os.PathLike, Image.Image)):
+        return batches.decode(image, upright)
+    kind, shape = getattr(image, "dtype", type(image).__name__), getattr(image, "shape", ())
+    if not isinstance(image, np.ndarray) or kind != np.uint8 or len(shape) != 3 or shape[2] != 3 or not image.size:
+        expected = "a file path, a PIL image or an array uint8 (H, W, 3) of RGB in 0..255"
+        raise ValueError(f"image {position} is {kind} {shape or ''}; expected {expected}")
+    return np.ascontiguousarray(image)

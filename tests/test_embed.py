@@ -1,0 +1,170 @@
+"""A trained model as a file and in use: saved, loaded, refused, and given what people have."""
+
+import resource
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+from pumalib import config, models
+from pumalib.models import backbones
+
+RUN = config.Run(data=config.Data(image_size=32), method=config.METHODS["puma"], dim=16, pretrained="random")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("run")
+    models.save(models.build("puma", "mini_vit", 16, pretrained="random"), RUN, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def embed(folder):
+    return models.load(folder).embed
+
+
+@pytest.fixture(scope="module")
+def photo():
+    """A smooth RGB image (40 px high, 50 wide)."""
+    noise = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((50, 40), Image.Resampling.BICUBIC)
+
+
+# ---- files -------------------------------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded_is_the_same_model(folder, embed):
+    torch.manual_seed(0)
+    model = models.build("puma", "mini_vit", 16, pretrained="random").eval()
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+    x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 * 2 - 1  # mean and standard deviation 0.5
+    np.testing.assert_allclose(embed(pixels), model(x).detach().numpy(), atol=1e-5)
+
+
+def test_a_saved_model_holds_what_was_trained_alone_and_refuses_another_backbone(tmp_path):
+    for seed, name in ((1, "one"), (2, "two")):
+        torch.manual_seed(seed)
+        safetensors.torch.save_file(backbones.mini_vit().state_dict(), tmp_path / f"{name}.safetensors")
+    run = config.Run(data=config.Data(image_size=32), dim=16, pretrained=str(tmp_path / "one.safetensors"))
+    model = models.build("puma", "mini_vit", 16, pretrained=run.pretrained)
+    file = models.save(model, run, tmp_path)
+    assert file.stat().st_size < 4 * models.count_parameters(model)[0] + 10_000
+    x = torch.randn(3, 3, 32, 32)
+    assert torch.equal(models.load(tmp_path).model(x), model.eval()(x))
+    with pytest.raises(ValueError, match="adapts another backbone than 'mini_vit'"):
+        models.load(tmp_path, pretrained=tmp_path / "two.safetensors")
+    with pytest.raises(FileNotFoundError, match="no model.safetensors in"):
+        models.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("size", [0, 5, 400, -1000])
+def test_a_truncated_file_is_refused_by_name(folder, tmp_path, size):
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:size])
+    with pytest.raises(ValueError, match=f"{tmp_path}/model.safetensors is damaged"):
+        models.load(tmp_path)
+
+
+def test_foreign_and_incomplete_files_are_refused_by_name(folder, tmp_path):
+    file = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"a": torch.ones(2)}, file)
+    with pytest.raises(ValueError, match=r"model.safetensors is damaged.*KeyError: 'run'"):
+        models.load(tmp_path)
+    with safetensors.safe_open(folder / file.name, "pt") as opened:
+        metadata = opened.metadata()
+    safetensors.torch.save_file({"a": torch.ones(2)}, file, metadata | {"run": metadata["run"][:-9]})
+    with pytest.raises(ValueError, match="model.safetensors is damaged"):
+        models.load(tmp_path)
+    safetensors.torch.save_file({"a": torch.ones(2)}, file, metadata)
+    with pytest.raises(
+        ValueError, match="model.safetensors is damaged: its tensors are not those of 'puma' on 'mini_vit'"
+    ):
+        models.load(tmp_path)
+
+
+def test_a_full_disk_is_an_os_error_that_says_what_to_do(tmp_path):
+    model = models.build("linear", "mini_vit", 16, pretrained="random")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="cannot write .*model.safetensors: .*free some space"):
+            models.save(model, RUN, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not any(tmp_path.iterdir())
+
+
+# ---- what people have ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "LA", "RGBA", "CMYK", "I;16", "1", "GIF", "JPEG"])
+def test_a_file_and_the_opened_image_are_the_same_image(embed, photo, tmp_path, mode):
+    kind = {"CMYK": "tiff", "GIF": "gif", "JPEG": "jpg"}.get(mode, "png")
+    image = photo if mode in ("GIF", "JPEG", "I;16") else photo.convert(mode)
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 257)
+    if mode in ("LA", "RGBA"):
+        image.putalpha(photo.convert("L"))
+    file = tmp_path / f"image.{kind}"
+    image.save(file)
+    with Image.open(file) as opened:
+        once, *others = embed([opened, file, str(file)])
+    assert np.array_equal(once, others[0]) and np.array_equal(once, others[1])
+    if mode in ("RGB", "L", "I;16"):  # lossless: what was saved, and grey is grey at 8 and 16 bits
+        expected = photo if mode == "RGB" else photo.convert("L").convert("RGB")
+        np.testing.assert_allclose(embed(expected)[0], once, atol=1e-6)
+
+
+def test_one_image_many_images_and_a_mixture(embed, photo, tmp_path):
+    file, array = tmp_path / "image.png", np.asarray(photo)
+    photo.save(file)
+    expected = embed([file])
+    assert expected.shape == (1, 16) and expected.dtype == np.float32
+    for images in (file, str(file), photo, array, array[None], (p for p in [file]), array[:, ::-1][:, ::-1]):
+        np.testing.assert_allclose(embed(images), expected, atol=1e-6)
+    mixture = [file, photo, array, str(file), photo.convert("RGBA")]
+    np.testing.assert_allclose(embed(mixture, batch_size=2), np.repeat(expected, 5, 0), atol=1e-6)
+    assert embed([]).shape == embed(iter(())).shape == (0, 16)
+
+
+def test_a_generator_is_read_batch_by_batch(folder, photo):
+    embedder, taken, seen = models.load(folder), [], []
+    embedder.model.register_forward_pre_hook(lambda module, args: seen.append(len(taken)))
+    embedder.embed((taken.append(i) or photo for i in range(5)), batch_size=2)
+    assert seen == [2, 4, 5]
+
+
+GOOD, BAD = np.zeros((9, 9, 3), np.uint8), np.zeros((9, 9, 3))
+REFUSED = {
+    "image 1 is float64": [GOOD, BAD],
+    "image 0 is float32": np.full((2, 9, 9, 3), np.nan, np.float32),
+    r"image 0 is uint8 \(9, 9\);": GOOD[..., 0],
+    r"image 2 is uint8 \(9, 9, 4\);": [GOOD, GOOD, np.zeros((9, 9, 4), np.uint8)],
+    r"image 0 is uint8 \(0, 9, 3\);": GOOD[:0],
+    "image 0 is int64": GOOD.astype(np.int64),
+    "image 1 is NoneType": [GOOD, None],
+    r"image 0 is torch.uint8 torch.Size\(\[3, 9, 9\]\)": torch.zeros(3, 9, 9, dtype=torch.uint8),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_no_image_is_refused_by_position(embed, message):
+    with pytest.raises(
+        ValueError, match=message + r".*expected a file path, a PIL image or an array uint8 \(H, W, 3\)"
+    ):
+        embed(REFUSED[message])
+
+
+def test_other_refusals(embed, photo, tmp_path):
+    for batch_size in (0, -1):
+        with pytest.raises(ValueError, match=f"batch_size = {batch_size}; it must be at least 1"):
+            embed(photo, batch_size)
+    (tmp_path / "no.jpg").write_bytes(b"no image")
+    for name in ("no.jpg", "missing.jpg"):
+        with pytest.raises(ValueError, match=f"{name}: cannot be read as an image"):
+            embed([photo, tmp_path / name])
+    with pytest.raises(ValueError, match="floats have no agreed range"):
+        embed(Image.fromarray(np.ones((9, 9), np.float32)))
