@@ -1,99 +1,176 @@
-"""The command line, a thin face over the modules: `python -m pumalib run|runs|train|data|bench|parameters ...`."""
+"""The command line, a thin face over the rooms: `python -m pumalib run|train|runs|data|parameters ...`."""
 
-from __future__ import annotations
-
-import argparse
-import importlib
 import sys
-import warnings
+from contextlib import nullcontext
 
-from . import counts, data, paths
-from .data import fetch, packing
+import click
+from filelock import Timeout
+
+from . import config, paths, training
+from .data import download
+from .study import kept, notebooks, paper
+from .training import parallel
+
+profile_option = click.option("--profile", default="smoke", show_default=True, help="its name, or a YAML file")
+only_option = click.option("--profile", help="only runs of this profile")
+values_option = click.option("-p", "values", multiple=True, metavar="NAME=VALUE", help="a change; the value in YAML")
+
+
+@click.group()
+def cli():
+    """A reproducibility study of PUMA: execute its notebooks, train and inspect its runs, prepare its data."""
+
+
+@cli.command()
+@click.argument("names", nargs=-1, metavar="[NOTEBOOK]...")
+@profile_option
+@values_option
+@click.option("--seeds", type=click.IntRange(1), help="seeds 0 to N - 1")
+@click.option("--jobs", type=click.IntRange(1), default=1, help="runs at once: workers of a local cluster")
+@click.option("--dask", metavar="ADDRESS", help="of a Dask scheduler whose workers train")
+@click.option("--plan", is_flag=True, help="say what would be trained and how long; train nothing")
+@click.option("--kept", "only_kept", is_flag=True, help="train nothing: leave out notebooks with runs not yet kept")
+def run(names, profile, values, seeds, jobs, dask, plan, only_kept):
+    """Execute notebooks (03 or 03_components; none: all but the tools, 9x) into results/<profile>/.
+
+    NAME of -p is a parameter of the notebooks, or a field of the profile.
+    """
+    values = notebooks.assigned(values)
+    if (seeds and "seeds" in values) or (jobs > 1 and dask):
+        raise click.UsageError("give one of --seeds and -p seeds, one of --jobs and --dask")
+    values |= {"seeds": list(range(seeds))} if seeds else {}
+    wanted = notebooks.parameters(notebooks.find(names), profile, values)
+    if plan:
+        click.echo(notebooks.told(notebooks.plan(wanted)))
+        return 0
+    if jobs > 1:
+        from .study import cluster  # Dask takes a second to import
+    with cluster.local(jobs) if jobs > 1 else nullcontext(dask) as address:
+        for parameters in wanted.values():
+            if address and "overrides" in parameters:
+                parameters["overrides"] = parameters["overrides"] | {"dask": address}
+        return notebooks.run(wanted, config.profile(profile).name, only_kept)
+
+
+@cli.command()
+@click.argument("method")
+@profile_option
+@values_option
+@click.option("--loss", default="curricularface", show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("-s", "settings", multiple=True, metavar="NAME=VALUE", help="a setting of the method")
+def train(method, profile, values, loss, seed, settings):
+    """Train one run where notebooks look for it, on several GPUs under torchrun, and print its folder and R@1.
+
+    METHOD is a method, or the name of a kept run of the profile: to train its model again.  Under torchrun each
+    process takes a GPU (or the CPU) and an equal part of every batch; `workers` are those of each process.
+    """
+    profile, settings = config.profile(profile, **notebooks.assigned(values)), notebooks.assigned(settings)
+    name = method if method in kept.read(profile.name) else None
+    if not name:
+        config.method(method, **settings)  # refuses what is no setting of a method
+    chosen = kept.run_of(name, profile.name) if name else profile.run(method, loss=loss, seed=seed, **settings)
+    folder = kept.folder(name or kept.run_name(chosen), profile.name)
+    with kept.held(folder) if parallel.first() else nullcontext():  # taken before the others are let in
+        parallel.join(training.choose_device(chosen.training.device))
+        training.train(chosen, folder)
+        parallel.leave()  # if nothing was left to train
+    if parallel.first():
+        table = kept.record(folder.name, profile.name)["table"]
+        click.echo(f"{paths.shown(folder)}\nR@1: " + ", ".join(f"{row['dataset']} {row['R@1']:.3f}" for row in table))
+
+
+@cli.group()
+def runs():
+    """List, compare, remove and verify the runs of results/*/kept.jsonl; RUN is a name, or profile/name."""
+
+
+@runs.command("list")
+@only_option
+@click.option("--query", help="of pandas, over all settings: \"method == 'puma' and `training.lr` < 1e-3\"")
+def list_runs(profile, query):
+    """A line per run, those of --query."""
+    table = kept.runs(profile)
+    try:
+        table = table.query(query) if query else table
+    except Exception as error:  # pandas raises nearly anything
+        raise click.UsageError(f"--query: {error}; columns: {', '.join(table)}") from error
+    click.echo(table[kept.COLUMNS].to_string(float_format="%.1f") if len(table) else "no runs")
+
+
+@runs.command()
+@click.argument("first", metavar="RUN")
+@click.argument("second", metavar="RUN")
+def compare(first, second):
+    """Settings that differ, and R@1 in percent, of the second minus the first query by query."""
+    for table in kept.compare(first, second):
+        click.echo(f"{table.to_string(float_format='%.1f')}\n" if len(table) else "the settings are equal\n")
+
+
+@runs.command()
+@click.argument("names", nargs=-1, required=True, metavar="RUN...")
+@click.option("--yes", is_flag=True, help="do it; without, only say what would go")
+def remove(names, yes):
+    """Remove runs, their lines and folders; what a running process holds stays."""
+    for profile, name in [kept.find(name) for name in names]:
+        try:
+            kept.remove(name, profile) if yes else None
+            click.echo(f"{'removed' if yes else 'would remove (add --yes)'} {profile}/{name}")
+        except Timeout:
+            click.echo(f"kept {profile}/{name}: a running process holds it")
+
+
+@runs.command()
+@only_option
+def verify(profile):
+    """Check numbers, names and models of kept runs; 1 if something is wrong."""
+    problems = list(kept.problems(profile))
+    click.echo("\n".join(problems) or "no problem")
+    return int(bool(problems))
+
+
+@cli.command()
+@click.argument("action", type=click.Choice(["status", "download", "prepare", "verify"]))
+@click.argument("datasets", nargs=-1)
+@click.option("--root", default="data/raw", show_default=True, help="folder of the datasets")
+@click.option("--benchmark", type=click.Choice(["paper", "folders"]), default="paper", help="for prepare and verify")
+@click.option("--mirror", help="download: address under which the archives lie by their own names")
+def data(action, datasets, root, benchmark, mirror):
+    """Say what is where, fetch what may be fetched freely, make resized copies, or decode every image."""
+    root, datasets = paths.resolve(root), datasets or None
+    if action == "status":
+        click.echo(download.status(root).to_string())
+    if action == "download":
+        return int(bool(download.download(datasets, root, mirror)))
+    if action == "prepare":
+        click.echo(download.prepare(datasets, root, benchmark))
+    if action == "verify":
+        bad = download.verify(datasets, root, benchmark)
+        click.echo(bad.to_string() if len(bad) else "every image can be decoded")
+        return int(len(bad) > 0)
+    return 0
+
+
+@cli.command()
+def parameters():
+    """Count the parameters of every row of the paper: results/parameters.csv."""
+    click.echo(paper.write_parameters())
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; 0 if all went well."""
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] and argv[0] in MODULES:
-        try:
-            return importlib.import_module(f".{MODULES[argv[0]][0]}", __package__).main(argv[1:])
-        except (ValueError, OSError) as error:  # both name the file or field and the remedy
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-    if argv[:1] == ["bench"] and argv[1:2] and argv[1] in BENCHES:  # each bench reads its own options
-        importlib.import_module(f".bench_{argv[1]}", __package__).main(argv[2:])
-        return 0
-    parser = argparse.ArgumentParser(prog="python -m pumalib", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, (_, what) in MODULES.items():
-        commands.add_parser(name, help=what)
-    bench = commands.add_parser("bench", help="measure speed against references, side by side in one process")
-    bench.add_argument("what", choices=BENCHES)
-    commands.add_parser("parameters", help="count the parameters of every row of the paper: results/parameters.csv")
-    arguments = commands.add_parser("data", help="the paper's eight datasets: status, download, prepare, verify")
-    arguments.add_argument("action", choices=list(ACTIONS), help="; ".join(f"{k}: {v.__doc__}" for k, v in ACTIONS.items()))
-    arguments.add_argument("datasets", nargs="*", help="names; none: all")
-    arguments.add_argument("--root", default="data/raw", help="folder of the datasets (default: %(default)s)")
-    arguments.add_argument("--benchmark", default="paper", choices=["paper", "folders"], help="for prepare and verify")
-    arguments.add_argument("--mirror", help="download: address under which the archives lie by their own names")
-    arguments.add_argument("--folder", help="prepare: where the copies go (default: .packed under the root)")
-    arguments.add_argument("--side", type=int, default=512, help="prepare: shorter side at most, pixels")
-    arguments.add_argument("--quality", type=int, default=90, help="prepare: of the JPEGs, 1 to 95")
-    arguments.add_argument("--workers", type=int, default=2, help="prepare: processes")
-    chosen = parser.parse_args(argv)
+    """Run one command; 0 if all went well, 1 if not, 2 if it was asked in a wrong way, 130 if interrupted."""
     try:
-        if chosen.command == "parameters":
-            print(counts.write())
-            return 0
-        return ACTIONS[chosen.action](chosen)
-    except (ValueError, OSError) as error:  # both name the file or field and the remedy
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return cli.main(argv, prog_name="python -m pumalib", standalone_mode=False) or 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("\ninterrupted; finished runs and checkpoints are kept: the same command goes on", err=True)
+        return 130
+    except (ValueError, OSError, RuntimeError, training.NonFiniteLoss) as error:  # they name what, and the remedy
+        click.echo(f"error: {error}", err=True)
+        return 2 if isinstance(error, ValueError) else 1
 
-
-def _status(chosen) -> int:
-    """what is where, and what is missing"""
-    print(fetch.status(paths.resolve(chosen.root)).to_string())
-    return 0
-
-
-def _download(chosen) -> int:
-    """fetch and unpack what may be fetched freely, and say how to get the rest"""
-    root = paths.resolve(chosen.root)
-    by_hand = fetch.download(root, chosen.datasets or None, chosen.mirror)
-    for name in by_hand:
-        print(f"\n{fetch.instructions(root, name)}", file=sys.stderr)
-    return 1 if by_hand else 0
-
-
-def _prepare(chosen) -> int:
-    """make packed copies, so that decoding does not hold up a GPU"""
-    folder = paths.resolve(chosen.folder) if chosen.folder else None
-    for file in packing.prepare(_present(chosen), folder, chosen.side, chosen.quality, chosen.workers):
-        print(file)
-    return 0
-
-
-def _verify(chosen) -> int:
-    """decode every image and name the bad ones"""
-    bad = fetch.verify(_present(chosen))
-    print(bad.to_string() if len(bad) else "every image can be decoded")
-    return 1 if len(bad) else 0
-
-
-def _present(chosen) -> data.Benchmark:
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        return data.load(chosen.benchmark, paths.resolve(chosen.root), chosen.datasets or None, strict=False)
-
-
-MODULES = {  # commands that read their own options: the module with their main(argv)
-    "run": ("runner", "execute notebooks, several or all, here or on a cluster"),
-    "runs": ("runs", "list, filter, compare, verify and remove finished runs"),
-    "train": ("distributed", "train one run, on several GPUs under torchrun"),
-}
-BENCHES = ("losses", "train", "data")
-ACTIONS = {"status": _status, "download": _download, "prepare": _prepare, "verify": _verify}
 
 if __name__ == "__main__":
     sys.exit(main())

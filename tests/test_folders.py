@@ -120,7 +120,7 @@ def test_bad_rows_are_named_with_file_and_line(root, text, message):
 
 
 def test_loaded_as_a_run_asks_for_it(root):
-    settings = dict(benchmark="folders", root=str(root))
+    settings = {"benchmark": "folders", "root": str(root)}
     whole = data.load(config.Data(**settings))
     assert data.load(config.Data(**settings), seed=1) is whole  # read once: seeds only draw shots
     half = data.load(config.Data(**settings, datasets=("birds", "cars"), shots=1), seed=0)

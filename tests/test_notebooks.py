@@ -1,48 +1,196 @@
-"""Every notebook is a template that papermill and nbval can run: one parameters cell of literals, no outputs."""
+"""Every notebook is a template; `python -m pumalib run` refuses before it starts, plans without training, keeps successes."""
 
 import ast
+import io
 import json
+import os
+import re
+import signal
+import threading
+import time
 
-import papermill
+import nbformat
+import numpy as np
+import pandas as pd
 import pytest
 
-from pumalib import paths
+from pumalib import paths, study
+from pumalib.__main__ import main
+from pumalib.study import notebooks
 
-NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
-
-
-def code_cells(path):
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    return notebook, [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-
-
-def test_there_are_notebooks():
-    assert len(NOTEBOOKS) >= 2
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_template(path):
-    notebook, cells = code_cells(path)
-    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
-    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells), "store notebooks without outputs"
-    tagged = [cell for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
-    assert len(tagged) == 1 and tagged[0] is cells[0], "one cell tagged parameters, before all other code"
-    source = "".join(tagged[0]["source"])
-    values = {}
-    for statement in ast.parse(source).body:
-        assert isinstance(statement, ast.Assign), "only assignments among the parameters"
-        values[statement.targets[0].id] = ast.literal_eval(statement.value)
-    assert values["profile"] == "smoke"
-    assert all("#" in line for line in source.splitlines() if line.strip()), "each parameter has a comment"
-    assert any("assert " in "".join(cell["source"]) for cell in cells), "a green run must not be an empty one"
-    for cell in cells:
-        ast.parse("".join(cell["source"]))
+MINI = paths.ROOT / "results" / "mini"
+TEMPLATES = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
+PARAMETERS = 'profile = "smoke"  # name\noverrides = {}  # fields\n'
+P = (
+    "from pumalib import config, study\n"
+    "p = config.profile(profile, **overrides, pretrained='random', datasets=['digits', 'aircraft'], image_size=32)\n"
+)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_papermill_knows_every_parameter_and_its_help(path, caplog):
-    _, cells = code_cells(path)
-    names = {statement.targets[0].id for statement in ast.parse("".join(cells[0]["source"])).body}
-    found = papermill.inspect_notebook(str(path))
-    assert set(found) == names and all(parameter["help"] for parameter in found.values())
-    assert "Unable to parse" not in caplog.text
+def tags(cell):
+    return cell.metadata.get("tags", [])
+
+
+@pytest.mark.parametrize("file", TEMPLATES, ids=lambda file: file.stem)
+def test_template(file):
+    notebook = nbformat.read(file, as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert notebook.metadata["kernelspec"]["name"] == "python3"
+    assert not any(cell.outputs or cell.execution_count for cell in cells), "store notebooks without outputs"
+    parameters = [cell for cell in cells if "parameters" in tags(cell)]
+    assert len(parameters) == 1 and parameters[0] is cells[0], "one cell tagged parameters, before all other code"
+    values = {s.targets[0].id: ast.literal_eval(s.value) for s in ast.parse(parameters[0].source).body}
+    assert values.get("profile", "smoke") == "smoke" and values.get("overrides", {}) == {}
+    rows = [number for number, cell in enumerate(cells) if "rows" in tags(cell)]
+    asks = [number for number, cell in enumerate(cells) if "run_all(" in cell.source]
+    assert not asks or (len(rows) == 1 and rows[0] < asks[0]), "one cell tagged rows, before run_all"
+    assert any("assert " in cell.source for cell in cells), "a green run must not be an empty one"
+
+
+@pytest.mark.skipif(not (MINI / "kept.jsonl").is_file(), reason="the study is not there executed")
+@pytest.mark.parametrize("file", sorted(MINI.glob("*.csv")), ids=lambda file: file.stem)
+def test_every_number_of_a_committed_table_is_the_mean_of_its_kept_runs(file, monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", paths.ROOT / "results")
+    table = pd.read_csv(file)
+    for runs, lines in table.groupby("runs") if {"runs", "metric", "low"} <= set(table) else []:
+        again = study.collect({"row": runs.split()}, "mini").tidy.set_index(["dataset", "metric"])
+        again = again.loc[list(zip(lines["dataset"], lines["metric"]))]
+        assert np.allclose(lines[["value", "low", "high"]], again[["value", "low", "high"]], atol=2e-5), runs
+
+
+@pytest.mark.parametrize("file", sorted(MINI.glob("*.ipynb")), ids=lambda file: file.stem)
+def test_committed_notebooks_are_of_no_machine(file):
+    notebook = nbformat.read(file, as_version=4)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"] and file.stat().st_size < 2**20
+    assert not re.search(r"/(home|root|work|tmp|Users)/|tcp://", json.dumps(notebook)), "a path of a machine"
+
+
+def write(stem, *cells, parameters=PARAMETERS, rows=None):
+    """A notebook of the test; `rows` is the source of its cell `rows`."""
+    notebook = nbformat.v4.new_notebook(
+        metadata={"kernelspec": {"display_name": "", "language": "python", "name": "python3"}}
+    )
+    sources = [(parameters, "parameters"), *([(P + rows, "rows")] if rows else []), *((cell, None) for cell in cells)]
+    for source, tag in sources:
+        notebook.cells.append(nbformat.v4.new_code_cell(source, metadata={"tags": [tag]} if tag else {}))
+    nbformat.write(notebook, paths.NOTEBOOKS / f"{stem}.ipynb")
+    return paths.NOTEBOOKS / f"{stem}.ipynb"
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """Empty folders of notebooks and of results, for kernels too."""
+    for name in ("NOTEBOOKS", "RESULTS"):
+        (tmp_path / name.lower()).mkdir()
+        monkeypatch.setattr(paths, name, tmp_path / name.lower())
+    monkeypatch.setenv("PUMALIB_RESULTS", str(paths.RESULTS))
+    return paths.RESULTS / "smoke"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["03_componets"], r"'03_componets'; did you mean 03_components\? known: 03_components, 04_backbones, 90_tool"),
+        (["0"], "did you mean 03_components or 04_backbones"),
+        (["-p", "sedes=[0]"], r"03_components has no parameter 'sedes'; did you mean .*seeds"),
+        (["-p", "dims=[8]"], "03_components has no parameter 'dims'"),
+        (["04", "-p", "epochs=many"], "epochs = 'many'"),
+        (["-p", "seeds"], "write name=value"),
+        (["-p", "seeds=[0"], "no YAML"),
+        (["-p", "profile=mini"], "use --profile"),
+        (["-p", "seeds=[1]", "--seeds", "2"], "give one of"),
+        (["90", "--seeds", "2"], "90_tool has no parameter 'seeds'"),
+        (["--seeds", "0"], "Invalid value for '--seeds'"),
+        (["--profile", "minni"], "no profile 'minni'; known: .*mini"),
+    ],
+)
+def test_refused_before_anything_starts(results, monkeypatch, capsys, arguments, said):
+    write("03_components")
+    write("04_backbones", parameters=PARAMETERS + "dims = None  # list\n")
+    write("90_tool", parameters='profile = "smoke"  # name\n')
+    monkeypatch.setattr(notebooks, "plan", None)
+    assert main(["run", *arguments]) == 2
+    assert re.search(said, capsys.readouterr().err) and not results.exists()
+
+
+def test_names_and_parameters_find_their_notebooks(results):
+    first, second, tool = (write(stem) for stem in ("03_components", "04_backbones", "90_tool"))
+    assert notebooks.find([]) == [first, second]
+    assert notebooks.find(["04", "03_components", "notebooks/04_backbones.ipynb", "90"]) == [second, first, tool]
+    write("04_backbones", parameters=PARAMETERS + "seeds = None  # list\n")
+    assert notebooks.parameters([first, second], "mini", {"seeds": [4], "lr": 1e-4}) == {
+        first: {"profile": "mini", "overrides": {"seeds": [4], "lr": 1e-4}},
+        second: {"profile": "mini", "overrides": {"lr": 1e-4}, "seeds": [4]},
+    }
+
+
+def test_plan_run_and_kept(results, capsys, monkeypatch):
+    write("01_first", "results = study.run_all(rows, p)\nresults.save('first');", "print('here')\nassert p.seeds == (0, 1)",
+          rows="rows = {m: p.run(m, dim=8) for m in ('linear', 'pretrained')}")  # fmt: skip
+    write("02_second", "study.run_all(rows, p)", rows="rows = {m: p.run(m, dim=8) for m in ('linear', 'mlp3')}")
+    write("03_broken", "1 + 1", rows="rows = missing_name")
+    write("04_without", "open('ran', 'w')")
+    assert main(["run", "--plan", "--seeds", "2"]) == 0
+    out = capsys.readouterr().out
+    table = {line.split()[0]: line.split()[1:3] for line in out.splitlines()}
+    assert table["01_first"] == ["4", "4"] and table["02_second"] == ["4", "2"] and table["04_without"] == ["0", "0"]
+    assert "03_broken cannot be planned: NameError: name 'missing_name'" in out
+    assert not results.exists() and not (paths.NOTEBOOKS / "ran").exists()
+
+    assert main(["run", "01", "03", "--seeds", "2", "--jobs", "2"]) == 1
+    said = capsys.readouterr()
+    lines = {line.split()[0]: line.split() for line in said.out.splitlines() if line}
+    assert lines["01_first"][1:3] == ["done", "4"] and lines["01_first"][-1] == "first.csv"
+    assert "NameError: name 'missing_name' is not defined (cell In [" in said.out and lines["03_broken"][1] == "FAILED"
+    assert "runs: 100%" in (results / "run.log").read_text() and len(study.runs("smoke")) == 4
+    executed = nbformat.read(results / "01_first.ipynb", 4)
+    nbformat.validate(executed)
+    assert executed.cells[1].source.endswith('overrides = {"seeds": [0, 1]}')  # and no address
+    assert [(o.name, o.text) for o in executed.cells[-1].outputs] == [("stdout", "here\n")]
+    assert not executed.cells[-2].outputs and "papermill" not in json.dumps(executed)
+    assert "missing_name" in (results / "03_broken.failed.ipynb").read_text()
+
+    os.utime(results / "01_first.ipynb", (1, 1))
+    assert main(["run", "01", "02", "--seeds", "2", "--kept"]) == 0
+    out = capsys.readouterr().out
+    assert re.search("01_first +done +0", out) and re.search("02_second +left out +2 runs are not kept", out)
+    assert (results / "01_first.ipynb").stat().st_mtime == 1  # what stands there already is left untouched
+    assert sorted(f.name for f in results.glob("*.ipynb")) == ["01_first.ipynb", "03_broken.failed.ipynb"]
+
+
+def test_stopped_in_the_middle_nothing_looks_finished(results, monkeypatch, capsys):
+    results.mkdir()
+    (results / ".01_slow.999999999.tmp.ipynb").write_text("left by a killed process")
+    write("01_slow", "open('begun', 'w').close()\nimport time\ntime.sleep(300)")
+    monkeypatch.setattr(notebooks, "plan", lambda wanted: dict.fromkeys(wanted, ""))
+    hidden, over = [], threading.Event()
+
+    def stop():
+        while not (paths.NOTEBOOKS / "begun").exists() and not over.is_set():
+            time.sleep(0.1)
+        hidden.extend(file.name for file in results.glob(".*ipynb"))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    try:
+        assert main(["run"]) == 130
+    finally:
+        over.set()
+        thread.join()
+    assert hidden == [f".01_slow.{os.getpid()}.tmp.ipynb"] and not list(results.glob("*.ipynb"))
+    assert "the same command goes on" in capsys.readouterr().err and not list(results.glob(".*ipynb"))
+
+
+def test_redrawn_lines_are_written_seldom_and_not_kept(capsys):
+    log = io.StringIO()
+    relay = notebooks.Relay(log, seconds=1000)
+    for text in ("\rrun · 1", "\rrun · 2", "\rrun · 3   \n", "\nfile.py:3: UserWarning: care", "ful\n", "\r 50%|##|"):
+        relay.write(text)
+    assert log.getvalue().splitlines() == ["run · 1", "run · 3", "file.py:3: UserWarning: careful"]
+    assert capsys.readouterr().err == log.getvalue()
+    text = f"\rrun · 1\rrun · 2\n{paths.ROOT}{os.sep}file.py:3: UserWarning\n\r10%|#\x1b[A\r     \r"
+    cell = nbformat.v4.new_code_cell("x", outputs=[nbformat.v4.new_output("stream", name="stderr", text=text)])
+    (output,) = notebooks.clean(nbformat.v4.new_notebook(cells=[cell])).cells[0].outputs
+    assert output.text.strip() == "file.py:3: UserWarning"

@@ -1,147 +1,256 @@
-"""Runs are trained once, found again, told apart, and gathered into one table."""
+"""Runs are trained once, kept, found again, told apart, and gathered into one table; models are analysed by their names."""
 
+import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from pumalib import config, models, paths, study, training
+from pumalib import config, data, evaluation, models, paths, study, training
+from pumalib.study import analysis, kept
 
 PROFILE = config.Profile(
-    "test", data=config.Data(datasets=("digits", "aircraft"), image_size=32), pretrained="random", dim=16, seeds=(0, 1),
-    rank_scale=0.1, training=config.Training(epochs=1, batch_size=100, lr=1e-3),
-)  # fmt: skip
+    "test",
+    data=config.Data(datasets=("digits", "aircraft"), image_size=32),
+    pretrained="random",
+    dim=16,
+    seeds=(0, 1),
+    rank_scale=0.1,
+    training=config.Training(epochs=1, batch_size=100, lr=1e-3, device="cpu"),
+)
+ONE = replace(PROFILE, seeds=(0,))
+ROWS = {"Linear": PROFILE.run("linear"), "PUMA": PROFILE.run("puma")}
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "RESULTS", tmp_path_factory.mktemp("results"))
-        yield study.run_all({"Linear": PROFILE.run("linear"), "PUMA": PROFILE.run("puma")}, PROFILE)
+        study.run_all(ROWS, PROFILE)
+        study.run_all({"each": study.specific(PROFILE.run("linear"))}, ONE)
+        yield paths.RESULTS
+
+
+@pytest.fixture
+def results(trained, monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", trained)
+    return study.run_all(ROWS, PROFILE)
+
+
+@pytest.fixture
+def copied(trained, tmp_path, monkeypatch):
+    """Numbers as in a fresh clone: lines and no folders."""
+    (tmp_path / "test").mkdir()
+    shutil.copy(trained / "test" / "kept.jsonl", tmp_path / "test")
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    return tmp_path / "test"
+
+
+@pytest.fixture
+def trains_nothing(monkeypatch):
+    monkeypatch.setattr(training, "train", None)
 
 
 def test_rows_become_a_table(results):
-    wide = results.wide("R@1")
+    wide, tidy = results.wide("R@1"), results.tidy
     assert list(wide.index) == ["Linear", "PUMA"]
     assert list(wide.columns) == ["digits", "aircraft", "unified", "harmonic"]
-    assert set(results.tidy["seeds"]) == {2} and len(results.folders["PUMA"]) == 2
+    assert set(tidy["seeds"]) == {2} and len(results.names["PUMA"]) == 2
     assert results.parameters.loc["Linear", "trainable"] == 128 * 16 + 16
-    tidy = results.tidy
     assert (tidy["low"] <= tidy["value"]).all() and (tidy["value"] <= tidy["high"]).all()
-    metrics = [pd.read_json(f / "metrics.json", typ="series") for f in results.folders["PUMA"]]
-    both = [pd.DataFrame(m["table"]).set_index("dataset").loc["unified", "R@1"] for m in metrics]
-    assert wide.loc["PUMA", "unified"] == pytest.approx(np.mean(both))
-
-
-def test_finished_runs_are_shared_and_changed_ones_are_not(results, monkeypatch):
-    monkeypatch.setattr(training, "_Training", None)  # training anything fails
-    monkeypatch.setattr(paths, "RESULTS", results.folders["PUMA"][0].parents[2])
-    again = study.run_all({"ours": PROFILE.run("puma")}, PROFILE)
-    assert again.folders["ours"] == results.folders["PUMA"]
-    with pytest.raises(TypeError):
-        study.run_all({"ours": PROFILE.run("puma", adapter_keep=0.3)}, PROFILE)
-
-
-def test_a_saved_table_reads_back(results, monkeypatch, tmp_path):
-    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    both = [pd.DataFrame(kept.record(name, "test")["table"]).set_index("dataset") for name in results.names["PUMA"]]
+    assert wide.loc["PUMA", "unified"] == pytest.approx(np.mean([table.loc["unified", "R@1"] for table in both]))
+    for name in results.names["PUMA"]:
+        for dataset, hits in study.hits(name, "test").items():
+            table = both[results.names["PUMA"].index(name)]
+            assert set(hits) <= {0, 1} and hits.mean() == pytest.approx(table.at[dataset, "R@1"], abs=1e-7)
     file = results.save("table")
-    assert file == tmp_path / "test" / "table.csv"
     columns = ["row", "dataset", "metric", "value", "low", "high", "sd", "seeds", "runs", "profile", "device"]
     assert list(pd.read_csv(file).columns) == columns
 
 
-def test_test_embeddings_of_a_finished_run_give_its_numbers(results):
-    from pumalib import evaluation
+def test_kept_runs_are_taken_without_folders_and_changed_ones_are_trained(copied, results, trains_nothing, monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", copied.parent)
+    copied.chmod(0o555)  # reading needs no right to write
+    try:
+        again = study.run_all({"ours": ROWS["PUMA"]}, PROFILE)
+    finally:
+        copied.chmod(0o755)
+    assert again.names["ours"] == results.names["PUMA"] and not (copied / "runs").exists()
+    side = study.run_all(ROWS, replace(PROFILE, side_seeds=(1,)), side=["PUMA"])
+    assert side.names["PUMA"] == results.names["PUMA"][1:] and len(side.names["Linear"]) == 2
+    with pytest.raises(TypeError):
+        study.run_all({"ours": PROFILE.run("puma", adapter_keep=0.3)}, PROFILE)
 
-    folder = results.folders["PUMA"][0]
-    embeddings, images = study.embeddings(folder)
-    table = evaluation.evaluate(embeddings, images, (1,), bootstrap=0)
-    stored = pd.DataFrame(pd.read_json(folder / "metrics.json", typ="series")["table"]).set_index("dataset")
-    pd.testing.assert_series_equal(table["R@1"], stored["R@1"], check_names=False)
-    assert models.load(folder).run == replace(PROFILE.run("puma"), seed=0)
+
+def test_embeddings_of_a_kept_run_give_its_numbers(results):
+    name = results.names["PUMA"][0]
+    embeddings, images = study.embeddings(name, "test")
+    table = evaluation.evaluate(embeddings, images, (1,), bootstrap=0)["R@1"]
+    stored = pd.DataFrame(kept.record(name, "test")["table"]).set_index("dataset")["R@1"]
+    pd.testing.assert_series_equal(table, stored, check_names=False)
+    assert study.model(name, "test").run == study.run_of(name, "test") == ROWS["PUMA"]
 
 
-def test_an_ensemble_is_its_members_and_their_mean(results, monkeypatch):
-    from pumalib import evaluation
-
-    monkeypatch.setattr(paths, "RESULTS", results.folders["PUMA"][0].parents[2])
-    one = replace(PROFILE, seeds=(0,))
-    both = study.run_all({"specific": study.specific(one.run("linear")), "Linear": one.run("linear")}, one)
-    members = study.members(both.folders["specific"][0])
+def test_an_ensemble_is_its_members_and_their_mean(trained, results):
+    both = study.run_all({"specific": study.specific(ROWS["Linear"]), "Linear": ROWS["Linear"]}, ONE)
+    members = study.members(both.names["specific"][0], "test")
     assert list(members) == ["digits", "aircraft"]
-    vectors, images = zip(*(study.embeddings(folder, one.data) for folder in members.values()))
+    vectors, images = zip(*(study.embeddings(name, "test", PROFILE.data) for name in members.values()))
     mean = evaluation.evaluate((vectors[0] + vectors[1]) / 2, images[0], (1,), bootstrap=0)["R@1"]
     wide = both.wide().loc["specific"]
     assert wide["unified"] == pytest.approx(mean["unified"], abs=1e-6)
-    own = {name: study.collect({name: [folder]}, "test").wide().loc[name, name] for name, folder in members.items()}
+    own = {dataset: study.collect({"x": [name]}, "test").wide().at["x", dataset] for dataset, name in members.items()}
     assert dict(wide[["digits", "aircraft"]]) == pytest.approx(own)
     assert wide["harmonic"] == pytest.approx(2 / sum(1 / value for value in own.values()))
     assert both.parameters.loc["specific", "total"] == 2 * both.parameters.loc["Linear", "total"]
+    with pytest.raises(ValueError, match="is an ensemble of linear-"):
+        study.model(both.names["specific"][0], "test")
 
 
-def test_side_rows_have_seeds_of_their_own(results, monkeypatch):
-    monkeypatch.setattr(paths, "RESULTS", results.folders["PUMA"][0].parents[2])
-    monkeypatch.setattr(training, "_Training", None)  # training anything fails
-    side = study.run_all({"a": PROFILE.run("puma"), "b": PROFILE.run("linear")}, replace(PROFILE, side_seeds=(1,)), side=["a"])
-    assert [len(side.folders[row]) for row in "ab"] == [1, 2] and side.folders["a"] == results.folders["PUMA"][1:]
-
-
-def test_planning_tells_the_runs_and_trains_none(monkeypatch, tmp_path):
-    monkeypatch.setattr(paths, "RESULTS", tmp_path)
-    with pytest.raises(study.Planned), study.planning() as plan:
-        study.run_all({"a": PROFILE.run("puma"), "b": study.specific(PROFILE.run("linear"))}, PROFILE)
-    assert len(plan) == 2 + 2 * 2 and not list(tmp_path.iterdir())
-    assert {run.seed for run in plan.values()} == {0, 1}
-
-
-def test_a_model_that_was_not_kept_is_trained_again(results, tmp_path):
-    import shutil
-
-    folder = shutil.copytree(results.folders["Linear"][0], tmp_path / results.folders["Linear"][0].name)
-    (folder / "model.safetensors").unlink()
-    again, _ = study.embeddings(folder)
-    before, _ = study.embeddings(results.folders["Linear"][0])
+def test_a_model_that_was_not_kept_is_trained_again_only_on_demand(copied, results, monkeypatch):
+    name, before = results.names["Linear"][0], study.embeddings(results.names["Linear"][0], "test")[0]
+    monkeypatch.setattr(paths, "RESULTS", copied.parent)
+    with pytest.raises(
+        FileNotFoundError, match=f"only the numbers of test/{name} .* train=True .*pumalib train {name}"
+    ):
+        study.embeddings(name, "test")
+    lines = (copied / "kept.jsonl").read_text()
+    again, _ = study.embeddings(name, "test", train=True)
     np.testing.assert_allclose(again, before, atol=1e-5)
-    assert (folder / "model.safetensors").is_file() and not (folder / "again").exists()
+    assert (copied / "kept.jsonl").read_text() == lines
+    with pytest.raises(ValueError, match=f"no run 'linear-' is kept in profile 'test'; near: .*|{name}"):
+        study.model("linear-", "test")
 
 
-def test_derived_tables_are_made_once(tmp_path):
-    from pumalib import analysis
+def test_a_plan_tells_runs_and_trains_none(results, trains_nothing, tmp_path, monkeypatch):
+    rows = {**ROWS, "none": PROFILE.run("pretrained"), "new": study.specific(PROFILE.run("linear", dim=8))}
+    table = study.plan(rows, PROFILE)
+    assert table["kept"].tolist() == [True] * 4 + [False] * 6 and table.loc[results.names["PUMA"][0], "hours"] > 0
+    images = len(data.load(PROFILE.data).train)
+    assert table["images"].tolist()[:6] == [images] * 4 + [0] * 2
+    assert table["hours"].notna().all()  # the speed is that of the kept linear runs
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    assert study.plan(ROWS, PROFILE)["hours"].isna().all() and not list(tmp_path.iterdir())
+    absent = config.Data(benchmark="paper", root=str(tmp_path / "nothing"))
+    table = study.plan(
+        {"x": study.specific(PROFILE.run("puma", data=absent)), "y": PROFILE.run("puma", data=absent)}, ONE
+    )
+    counts = study.paper.table(1)["train_samples"][list(study.paper.DATASETS)].tolist()
+    assert table["images"].tolist() == [*counts, sum(counts)] and not table["kept"].any()
 
-    calls = []
-    table = pd.DataFrame(dict(a=[1, 2], b=["x", "y"]))
-    for size in (1, 1, 2):
-        found = analysis.derived("t", tmp_path, lambda: calls.append(1) or table, size=size)
-        pd.testing.assert_frame_equal(found, table)
-    assert len(calls) == 2 and len(list((tmp_path / "derived").iterdir())) == 2
+
+def test_agreement_with_another_profile(results, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    for home in ("test", "study"):
+        (tmp_path / home).mkdir()
+        shutil.copy(trained / "test" / "kept.jsonl", tmp_path / home)
+    found = study.agreement(results)
+    assert set(found["verdict"]) == {"agrees"} and (found["equal hits"] == 1).all() and len(found) == 4
+    name, records = results.names["PUMA"][0], []
+    for line in (tmp_path / "study" / "kept.jsonl").read_text().splitlines():
+        records.append(json.loads(line))
+        if records[-1]["name"] == name:
+            records[-1]["table"][-1]["R@1"] += 0.003
+    (tmp_path / "study" / "kept.jsonl").write_text("\n".join(map(json.dumps, records)))
+    found = study.agreement(results)
+    assert found["verdict"].value_counts().to_dict() == {"agrees": 3, "DIFFERS": 1}
+    assert found.loc[("PUMA", name), "verdict"] == "DIFFERS" and set(found["other profile"]) == {"study"}
 
 
-def test_few_shots_are_drawn_by_the_seed():
-    data = replace(PROFILE.data, shots=2)
-    one, other = (training.load_data(data, seed).train for seed in (0, 1))
-    assert (one.groupby("label").size() == 2).all() and not one["path"].equals(other["path"])
-    few, all_images = training.load_data(data, 1).test, training.load_data(PROFILE.data).test
-    pd.testing.assert_frame_equal(few.reset_index(drop=True), all_images.reset_index(drop=True))
+def test_verdicts_and_printed_numbers_beside(results):
+    printed = pd.DataFrame({"cub": [80.0, 70.0], "unified": [80.0, 60.0]}, index=["PUMA", "Linear"])
+    difference = results.difference("PUMA", "Linear")
+    assert difference.at["unified", "value"] == pytest.approx(results.wide()["unified"].diff()["PUMA"], abs=1e-7)
+    said = results.verdicts([("PUMA", "Linear"), ("PUMA", "absent"), ("PUMA", "PUMA")], printed, ("unified",))
+    word = {"higher": "holds", "lower": "FAILS", "open": "open"}[difference.at["unified", "verdict"]]
+    assert list(said["here"]) == [word, "open"] and list(said["paper"]) == ["+20.0", "+0.0"]
+    table, measured = results.beside(printed), 100 * results.wide().loc["PUMA"]
+    assert table.at["PUMA", "unified, difference"] == pytest.approx(measured["unified"] - 80, abs=0.051)
+    assert table.at["PUMA", "unified"].startswith(f"{measured['unified']:.1f} [")
+    for names, beside in (({"digits": "cub", "aircraft": "b"}, False), ({"digits": "cub", "aircraft": "cars"}, True)):
+        renamed = replace(results, tidy=results.tidy.replace({"dataset": names})).beside(printed)
+        assert ("cub, paper" in renamed) == beside  # a name alone makes no CUB
+
+
+PROGRAM = """
+from pumalib import config, study
+p = config.Profile("two", data=config.Data(datasets=("digits", "aircraft"), image_size=32), pretrained="random", dim=16,
+                   training=config.Training(epochs=4, batch_size=60, checkpoint_seconds=1e-3))
+study.run_all({"x": p.run("linear")}, p)
+"""
+
+
+def start(folder):
+    environment = {**os.environ, "PUMALIB_RESULTS": str(folder)}
+    return subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def test_two_processes_train_a_run_once_and_one_that_is_killed_goes_on(tmp_path):
+    first = start(tmp_path)
+    deadline = time.monotonic() + 200
+    while not (logs := list(tmp_path.glob("two/runs/*/log.csv"))):
+        assert first.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
+        time.sleep(0.01)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    log = logs[0].read_text()  # with seconds, which no second training would repeat
+    assert not (tmp_path / "two" / "kept.jsonl").exists()
+    both = [start(tmp_path) for _ in range(2)]
+    said = [process.communicate(timeout=300)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert logs[0].read_text().startswith(log) and len(logs[0].read_text().splitlines()) == 5
+    assert sum("epoch" in text for text in said) <= 1 and any("run 1 of 1" in text for text in said)
+    (line,) = (tmp_path / "two" / "kept.jsonl").read_text().splitlines()
+    assert len(json.loads(line)["log"]) == 4
+
+
+def test_a_run_killed_before_its_line_was_written_gets_it(results, trained, tmp_path, monkeypatch):
+    name = results.names["Linear"][0]
+    shutil.copytree(trained / "test" / "runs" / name, tmp_path / "test" / "runs" / name)
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    before = kept.lines(trained / "test")[1][name]
+    study.run_all({"x": ROWS["Linear"]}, ONE)
+    assert (tmp_path / "test" / "kept.jsonl").read_text() == f"{before}\n"
 
 
 def test_results_folder_that_cannot_be_made(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(paths, "RESULTS", tmp_path / "file")
     with pytest.raises(OSError, match="cannot make .*; name another place with PUMALIB_RESULTS"):
-        study.run_all({"Linear": PROFILE.run("linear")}, PROFILE)
+        study.run_all({"Linear": ROWS["Linear"]}, PROFILE)
 
 
-def test_two_processes_train_a_run_once(tmp_path):
-    program = (
-        "import sys; from dataclasses import replace; from pumalib import config, study; "
-        "p = config.Profile('two', data=config.Data(datasets=('digits', 'aircraft'), image_size=32), pretrained='random', "
-        "dim=16, training=config.Training(epochs=2, batch_size=60)); study.run_all({'x': p.run('linear')}, p)"
-    )
-    environment = {**__import__("os").environ, "PUMALIB_RESULTS": str(tmp_path)}
-    processes = [subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE) for _ in range(2)]
-    said = [process.communicate(timeout=300)[1].decode() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
-    assert sum("batch/s" in text for text in said) == 1
+def test_specific_models_search_their_own_dataset_and_others_all(results):
+    each = study.run_all({"each": study.specific(ROWS["Linear"])}, ONE).names["each"][0]
+    names = {"PUMA": results.names["PUMA"][0], "specific": study.members(each, "test")}
+    vectors, images = study.embeddings(names["PUMA"], "test")
+    queries = [int(np.flatnonzero(images["dataset"] == name)[3]) for name in ("aircraft", "digits")]
+    found = analysis.nearest(names, "test", PROFILE.data, queries, k=5)
+    expected = evaluation.neighbours(vectors, images, queries, 5, within_dataset=False)
+    np.testing.assert_array_equal(found["PUMA"], expected)
+    for query, row in zip(queries, found["specific"], strict=True):
+        name = images["dataset"].iloc[query]
+        own, _ = study.embeddings(names["specific"][name], "test", PROFILE.data)
+        np.testing.assert_array_equal(row, evaluation.neighbours(own, images, [query], 5, within_dataset=True)[0])
+
+
+def test_weights_of_prompts_and_maps(results):
+    name = results.names["PUMA"][0]
+    table, trained = analysis.prompt_weights(name, "test"), models.load(kept.folder(name, "test"))
+    benchmark = data.load(trained.run.data)
+    images = benchmark.test.reset_index(drop=True)
+    _, weights = training.embed(trained.model, benchmark, images, trained.run.data, prompt_weights=True)
+    mine = weights[(images["dataset"] == "aircraft").to_numpy(), 6]
+    line = table[(table["dataset"] == "aircraft") & (table["prompt"] == 7)].iloc[0]
+    assert (line["mean"], line["var"], line["images"]) == pytest.approx((mine.mean(), mine.var(), len(mine)), rel=1e-3)
+    points = analysis.tsne(name, "test", "train", most=40)
+    assert len(points) == 40 and set(points["label"]) <= set(benchmark.train["label"])
+    assert np.isfinite(points[["x", "y"]]).all(axis=None)

@@ -58,7 +58,7 @@ def _matlab(file: Path, name: str) -> np.ndarray:
     try:
         return np.atleast_1d(loadmat(file, squeeze_me=True, variable_names=[name])[name])
     except Exception as error:  # a damaged file raises many things, one without the variable a KeyError
-        raise ValueError(f"{file}: no readable variable {name!r} ({error}); unpack the dataset again") from None
+        raise ValueError(f"{file}: no readable variable {name!r} ({error}); unpack the dataset again") from error
 
 
 def _number(value, count: int, where: str) -> int:
@@ -176,9 +176,16 @@ DATASETS = {
     name: Dataset(**described)
     for name, described in yaml.safe_load((paths.PAPER / "datasets.yaml").read_text("utf-8")).items()
 }
-_READERS = dict(
-    cub=_birds, cars=_cars, sop=_sop, inshop=_inshop, nabirds=_birds, dogs=_dogs, flowers=_flowers, aircraft=_aircraft
-)
+_READERS = {
+    "cub": _birds,
+    "cars": _cars,
+    "sop": _sop,
+    "inshop": _inshop,
+    "nabirds": _birds,
+    "dogs": _dogs,
+    "flowers": _flowers,
+    "aircraft": _aircraft,
+}
 
 
 def annotations(name: str, folder: Path) -> pd.DataFrame:

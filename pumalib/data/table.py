@@ -111,7 +111,7 @@ def check(benchmark: Benchmark) -> Benchmark:
         both = set(rows[seen]["class_name"]) & set(rows[~seen]["class_name"])
         if both:
             raise ValueError(
-                f"dataset {name!r}: class {sorted(both)[0]!r} is in train and test ({len(both)} such classes); "
+                f"dataset {name!r}: class {min(both)!r} is in train and test ({len(both)} such classes); "
                 "metric learning is tested on classes not seen in training: move it to one side"
             )
         for side, part in (("train", rows[seen]), ("test", rows[~seen])):

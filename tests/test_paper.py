@@ -1,6 +1,4 @@
-"""The paper's printed numbers: transcribed faithfully, and judged by their own arithmetic."""
-
-from __future__ import annotations
+"""The paper's printed numbers: transcribed faithfully, judged by their own arithmetic, its parameters counted again."""
 
 import re
 from pathlib import Path
@@ -9,18 +7,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pumalib import paths, reference
+from pumalib import paths
+from pumalib.study import paper
 
 PAPER_TEXT = Path(__file__).resolve().parents[2] / "shared" / "paper" / "puma_paper.txt"
 ROWS = {1: 8, 2: 24, 3: 6, 4: 6, 5: 10, 6: 4, 7: 5, 8: 4, 9: 6, 10: 25, 11: 19, 12: 7}
-PRINTED = {number: reference.table(number) for number in ROWS}
+PRINTED = {number: paper.table(number) for number in ROWS}
 
 
 @pytest.mark.parametrize("number", ROWS)
 def test_tables_are_complete(number):
     table = PRINTED[number]
     assert len(table) == ROWS[number] and table.index.is_unique
-    assert set(reference.DATASETS) & {name.split("_")[0] for name in table} or number == 1
+    assert set(paper.DATASETS) & {name.split("_")[0] for name in table} or number == 1
     names = [name for name in table.select_dtypes("number") if not name.endswith(("_change", "_samples", "_classes"))]
     values = table[[name for name in names if not name.startswith(("params", "dim"))]]
     assert ((values > 0) & (values < 100) | values.isna()).all(axis=None)
@@ -33,11 +32,6 @@ def test_damaged_and_absent_cells_are_empty():
     assert {number: count for number, count in empty.items() if count} == {9: 36, 10: 8, 11: 19}
     assert PRINTED[11]["aircraft_r4"].isna().all()
     assert PRINTED[3]["marks"].value_counts().to_dict() == {"restored": 3, "printed": 3}
-
-
-def test_unknown_table():
-    with pytest.raises(ValueError, match="has no table 13"):
-        reference.table(13)
 
 
 @pytest.mark.skipif(not PAPER_TEXT.exists(), reason="the paper's text is not beside the checkout")
@@ -58,22 +52,12 @@ def test_every_row_stands_in_the_paper(number):
             assert f"{both} {line}" in text, f"table {number}, {row}: parameters"
 
 
-@pytest.mark.skipif(not PAPER_TEXT.exists(), reason="the paper's text is not beside the checkout")
-def test_table_3_stands_in_the_paper():
-    """Its text holds two rows per line, cell by cell."""
-    text = re.sub(r"[^.\d]+", " ", PAPER_TEXT.read_text(encoding="utf-8"))
-    table = pd.read_csv(paths.PAPER / "table3.csv", index_col="row", dtype=str)
-    table = table.drop(columns=["prompt", "adapter", "marks"])
-    for start in (0, 2, 4):
-        assert " ".join(table.iloc[start : start + 2].T.to_numpy().ravel()) in text
-
-
 def test_printed_harmonic_means_follow_from_the_printed_columns():
     """... except in these rows, where they do not, however the columns are rounded."""
     found = {
         (number, row): (line["printed"], round(line["recomputed"], 1))
         for number in ROWS
-        for row, line in reference.inconsistent(number).iterrows()
+        for row, line in paper.inconsistent(number).iterrows()
     }
     assert found == {
         (2, "universal Triplet"): (57.7, 62.5),
@@ -93,40 +77,12 @@ def test_printed_harmonic_means_follow_from_the_printed_columns():
     }
 
 
-def test_tables_agree_with_each_other():
-    """R@1 of Table 11 is Table 2's; the ablations' last rows are PUMA; changes in Table 9 are differences."""
-    for dataset in reference.DATASETS:
-        assert (PRINTED[11][f"{dataset}_r1"] == PRINTED[2].loc[PRINTED[11].index, dataset]).all(), dataset
-    names = [*reference.DATASETS, "unified", "harmonic"]
-    puma = PRINTED[2].loc["PUMA", names]
-    same = [(3, "conditional + stochastic"), (4, "PUMA ViT-S/16 128"), (5, "CurricularFace"), (6, "ViT-S"), (7, "PUMA")]
-    for number, row in same:
-        assert (PRINTED[number].loc[row, names] == puma).all(), number
-    odd = []
-    for method in ("PA", "CurricularFace", "PUMA"):
-        after = PRINTED[9].loc[f"universal {method}"]
-        before = PRINTED[2].loc["specific PA"] if method == "PA" else PRINTED[9].loc[f"specific {method}"]
-        for name in (*reference.DATASETS, "harmonic"):
-            if round(after[name] - before[name], 1) != after[f"{name}_change"]:
-                odd.append((method, name))
-    assert odd == [("CurricularFace", "aircraft")]  # printed -1.7, the columns say +1.7
-
-
-def test_recall_falls_with_k_in_three_printed_cells():
-    odd = []
-    for dataset in reference.DATASETS:
-        columns = [name for name in PRINTED[11] if name.startswith(f"{dataset}_r")]
-        for less, more in zip(columns, columns[1:]):
-            odd += [(row, more) for row in PRINTED[11].index[PRINTED[11][more] < PRINTED[11][less]]]
-    assert odd == [("universal SoftTriple", "sop_r100"), ("universal MS", "inshop_r20"), ("universal PA", "flowers_r4")]
-
-
 def test_claims_on_the_papers_own_numbers():
     """The print confirms most claims, refutes some, and only draws three."""
-    judged = reference.claims(PRINTED)
-    assert judged.index.is_unique and len(judged) == len(reference.CLAIMS)
+    judged = paper.claims(PRINTED)
+    assert judged.index.is_unique and len(judged) == len(paper.CLAIMS)
     assert judged.index[judged["holds"].isna()].tolist() == ["few-shot-linear", "few-shot-full", "half"]
-    assert set(judged.index[judged["holds"] == False]) == {  # noqa: E712  (None is neither)
+    assert set(judged.index[judged["holds"] == False]) == {
         "images",  # the test counts sum to 146,665
         "beats-specific-each",  # also behind on SOP (84.0 against PA's 84.4) and Flowers (99.3 against 99.4)
         "only-efficient",  # AdaptFormer's 79.0 beats 11 of the 18 printed harmonic means
@@ -147,10 +103,10 @@ def small_table(**changes) -> pd.DataFrame:
     """Table 2 of a smaller study: two datasets, "x" large and "y" small."""
     table = pd.DataFrame(
         {
-            "universal CurricularFace": dict(x=80.0, y=60.0, unified=69.0, harmonic=68.6),
-            "LoRA": dict(x=79.0, y=58.0, unified=68.0, harmonic=66.9),
-            "AdaptFormer": dict(x=81.0, y=59.0, unified=69.5, harmonic=68.3),
-            "PUMA": dict(x=80.5, y=66.0, unified=73.0, harmonic=72.5),
+            "universal CurricularFace": {"x": 80.0, "y": 60.0, "unified": 69.0, "harmonic": 68.6},
+            "LoRA": {"x": 79.0, "y": 58.0, "unified": 68.0, "harmonic": 66.9},
+            "AdaptFormer": {"x": 81.0, "y": 59.0, "unified": 69.5, "harmonic": 68.3},
+            "PUMA": {"x": 80.5, "y": 66.0, "unified": 73.0, "harmonic": 72.5},
         }
     ).T
     for cell, value in changes.items():
@@ -159,7 +115,7 @@ def small_table(**changes) -> pd.DataFrame:
 
 
 def test_claims_on_other_results():
-    judged = reference.claims({2: small_table()}, large=("x",))
+    judged = paper.claims({2: small_table()}, large=("x",))
     known = judged[judged["holds"].notna()]
     assert known["holds"].to_dict() == {"beats-universal": True, "margin-over-universal": False, "lean-to-large": True}
     assert judged.loc["margin-over-universal", "numbers"]["harmonic: PUMA over universal CurricularFace"] == 3.9
@@ -171,23 +127,22 @@ def test_claims_on_other_results():
 
 
 def test_a_claim_is_refuted_when_the_numbers_refute_it():
-    beaten = reference.claims({2: small_table(unified=69.0)}, large=("x",))
+    beaten = paper.claims({2: small_table(unified=69.0)}, large=("x",))
     assert beaten.loc["beats-universal", "holds"] is False  # a tie is not above
     assert beaten.loc["lean-to-large", "holds"] is True
-    assert reference.claims({2: small_table(y=57.0)}, large=("x",)).loc["lean-to-large", "holds"] is False
+    assert paper.claims({2: small_table(y=57.0)}, large=("x",)).loc["lean-to-large", "holds"] is False
 
 
 def test_a_claim_is_open_where_its_numbers_are_missing():
-    judged = reference.claims({2: small_table(unified=np.nan)}, large=("x",))
+    judged = paper.claims({2: small_table(unified=np.nan)}, large=("x",))
     assert judged.loc["beats-universal", "holds"] is None
-    assert reference.claims({2: small_table()}).loc["lean-to-large", "holds"] is None  # no dataset is named large
+    assert paper.claims({2: small_table()}).loc["lean-to-large", "holds"] is None  # no dataset is named large
     one = pd.DataFrame({"harmonic": [60.0, 50.0]}, index=["PUMA 1", "linear 1"])
-    assert reference.claims({"fig6": one}).loc["few-shot-linear", "holds"] is None  # one number of shots of five
+    assert paper.claims({"fig6": one}).loc["few-shot-linear", "holds"] is None  # one number of shots of five
 
 
-def test_claims_on_figures():
-    shots = pd.DataFrame({"harmonic": [60.0, 50.0, 61.0] * 5}, dtype=float)
-    shots.index = [f"{name} {k}" for k in (1, 2, 4, 8, 16) for name in ("PUMA", "linear", "full")]
-    keep = pd.DataFrame({"unified": [79.0, 81.3, 80.0]}, index=["p = 0.25", "p = 0.5", "p = 1"])
-    judged = reference.claims({"fig6": shots, "fig7": keep})["holds"]
-    assert judged["few-shot-linear"] is True and judged["few-shot-full"] is False and judged["half"] is True
+def test_parameters_counted_from_models_agree_with_the_print():
+    counted = paper.parameters()
+    committed = pd.read_csv(paths.ROOT / "results" / "parameters.csv")
+    for column in ("table", "row", "models", "trainable", "total", "agrees"):
+        assert counted[column].tolist() == committed[column].tolist(), column

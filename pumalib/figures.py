@@ -1,0 +1,330 @@
+"""The study's figures, each a function from tables to a matplotlib Figure.
+
+Accuracies come as the tidy table of `study.Results`: a line per (row, dataset, metric) with `value`, `low` and `high`
+as fractions.  A method has one colour and one marker in all figures (`looks`), and PUMA is drawn on top.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogFormatter
+from PIL import Image, ImageOps
+
+from . import config, paths
+from .data import Benchmark, check_known
+from .data.batches import decode
+from .study import paper
+
+TRUE, FALSE = "#009e73", "#d55e00"  # green and red that a colour-blind reader tells apart (Okabe and Ito)
+SIZES = {"font.size": 9, "axes.titlesize": 10, "figure.titlesize": 10, "legend.fontsize": 8, "lines.markersize": 5}
+FRAME = {"axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888", "legend.frameon": False}
+STYLE = sns.axes_style("whitegrid", {"font.sans-serif": ["DejaVu Sans"]}) | SIZES | FRAME
+STYLE |= {"figure.constrained_layout.use": True, "grid.color": "#dddddd", "grid.linewidth": 0.6}
+
+COLOURS = sns.color_palette("colorblind", 10).as_hex()
+OURS = COLOURS.pop(3), "*"  # no other method has PUMA's colour
+KINDS = {"specific ": "o", "universal ": "s", "": "s"}  # of full fine-tuning with one of nine losses (Table 2)
+LOSSES = [name for name in paper.LOSSES if name not in ("SupCon", "ProxyNCA++")]
+LOOKS = {kind + loss: (COLOURS[n], marker) for kind, marker in KINDS.items() for n, loss in enumerate(LOSSES)}
+LOOKS |= {name: (COLOURS[n % 9], "D^v<>"[n % 5]) for n, name in enumerate(config.METHODS)}
+LOOKS |= dict.fromkeys(("full", "full fine-tuning"), LOOKS["universal CurricularFace"]) | {"puma": OURS}
+LOOKS |= {name: LOOKS[method] for name, method in paper.METHODS.items()} | {"universal PUMA": OURS}
+
+
+def looks(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each name: a method of the paper has its own everywhere, others take the next of a cycle."""
+    others = [name for name in dict.fromkeys(names) if name not in LOOKS]
+    cycle = {name: (COLOURS[n % 9], "XPdph"[n % 5]) for n, name in enumerate(others)}
+    return {name: LOOKS.get(name) or cycle[name] for name in dict.fromkeys(names)}
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Write `figure` whole as a PNG of 256 colours, the same bytes for the same figure; returns the path."""
+    figure.savefig(drawn := io.BytesIO(), dpi=150)
+    small = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    with paths.written_whole(Path(path)) as temporary:
+        small.save(temporary, "PNG", optimize=True)
+    return Path(path)
+
+
+def accuracy_bars(tidy: pd.DataFrame, metric: str = "R@1") -> Figure:
+    """`metric` of each method on each dataset, unified and harmonic, with 95 % intervals (Table 2)."""
+    table = _of_metric(tidy, metric).rename(columns={"dataset": "place"})
+    return intervals(table, f"{metric} (%)", f"{metric} on each dataset and overall; bars are 95 % intervals")
+
+
+@plt.rc_context(STYLE)
+def intervals(table: pd.DataFrame, ylabel: str | Mapping, title="", joined=False, zero=False, xlabel="") -> Figure:
+    """Numbers with their intervals, side by side at each place, or `joined` by a line with a band; `zero` draws a line.
+
+    `table` has the columns place, row (its look), value, low and high in the unit of the axis; and, if need be, panel
+    (then `ylabel` may be by panel) and printed, the paper's number, drawn hollow.
+    """
+    table = _known(table, "place", "row", "value", "low", "high").reset_index(drop=True)
+    panels = table.groupby(table.get("panel", pd.Series("", table.index)), sort=False)
+    look, wide = looks(table["row"]), min(4, len(panels))
+    width = 9.5 if max(table["place"].nunique(), 3 * wide) > 4 else 5.5
+    figure, axes = _figure(-(-len(panels) // wide), wide, width, 3.2 if wide < 4 else 2.4, extra=0.6)
+    for axis, (panel, part) in zip(axes.flat, panels, strict=False):
+        rows, places = list(dict.fromkeys(part["row"])), list(dict.fromkeys(part["place"]))
+        places.sort(key=lambda place: {"unified": 1, "harmonic": 2}.get(place, 0))
+        beside = 0.0 if joined or not part["place"].duplicated().any() else 0.8 / len(rows)
+        for number, row in enumerate(rows):
+            mine = part[part["row"] == row]
+            x = mine["place"].map(places.index) + beside * (number - (len(rows) - 1) / 2)
+            _dots(axis, x, mine, row, look[row], joined and len(mine) > 1)  # a band of one point has no width
+            if "printed" in mine:
+                axis.plot(x, mine["printed"], look[row][1], color=look[row][0], markerfacecolor="none", markersize=8)
+        for place in set(places) & set(paper.OVERALL):
+            axis.axvspan(places.index(place) - 0.5, places.index(place) + 0.5, color="#f2f2f2", zorder=0)
+        if zero:
+            axis.axhline(0, color="#888888", linewidth=1)
+        axis.set(xlim=(-0.5, len(places) - 0.5), title=panel, xlabel=xlabel)
+        axis.set_ylabel(ylabel if isinstance(ylabel, str) else ylabel[panel])
+        crowded = sum(max(map(len, str(place).split("\n"))) for place in places) > 100 / wide
+        turned = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
+        axis.set_xticks(range(len(places)), places, **turned)
+        axis.grid(axis="x", visible=False)
+    return _finished(figure, axes, title)
+
+
+def curves(tidy: pd.DataFrame, x: Mapping, xlabel: str, columns=paper.OVERALL, metric: str = "R@1") -> Figure:
+    """`metric` over a number, a panel per column and a line per method, with 95 % bands (Figs. 6 to 8).
+
+    `x` gives a row its line and its place, {"PUMA 4": ("PUMA", 4)}; other rows are not drawn.
+    """
+    check_known("column", columns, tidy["dataset"].unique())
+    table = _of_metric(tidy[tidy["row"].isin(list(x)) & tidy["dataset"].isin(columns)], metric)
+    table = table.assign(panel=pd.Categorical(table["dataset"], columns), place=[x[row][1] for row in table["row"]])
+    table["row"] = [x[row][0] for row in table["row"]]
+    table = table.sort_values(["panel", "place"], kind="stable").astype({"panel": str})
+    return intervals(table.assign(place=table["place"].map("{:g}".format)), f"{metric} (%)", joined=True, xlabel=xlabel)
+
+
+@plt.rc_context(STYLE)
+def against(panels: Mapping[str, pd.DataFrame], xlabel: str, ylabel: str, title="", log="", joined=False) -> Figure:
+    """Values over numbers, a panel per table with the columns row, x, value, low and high; `log` is "x" or "xy".
+
+    Points with their intervals, or `joined` by a line without; a row without an x is a horizontal line.
+    """
+    look = looks([row for table in panels.values() for row in table["row"]])
+    figure, axes = _figure(1, len(panels), 9.5 if len(panels) > 1 else 7, 4 + 0.07 * len(look))
+    for axis, (head, table) in zip(axes.flat, panels.items(), strict=True):
+        for row, part in _known(table, "row", "x", "value").groupby("row", sort=False):
+            colour, marker = look[row]
+            if joined:
+                every = -(-len(part) // 8)
+                axis.plot(part["x"], part["value"], color=colour, marker=marker, markevery=every, label=row)
+            elif part["x"].isna().any():
+                axis.axhline(part["value"].item(), color="#888888", linestyle="--", linewidth=1, label=row)
+            else:
+                _dots(axis, part["x"], part, row, look[row])
+        axis.set(xlabel=xlabel, ylabel=ylabel, title=head, **{f"{side}scale": "log" for side in log})
+        for side in [axis.xaxis, axis.yaxis][: len(log)]:
+            side.set_major_formatter("{x:,g}")
+            side.set_minor_formatter(LogFormatter())  # those between powers of ten, where there is room
+    return _finished(figure, axes, title)
+
+
+def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int], metric: str = "R@1") -> Figure:
+    """Harmonic and unified `metric` against each method's number of trainable parameters, a dict or Series (Fig. 2)."""
+    table = _of_metric(tidy, metric)
+    table = table.assign(x=[trainable[row] / 1e6 for row in table["row"]]).query("x > 0")  # the axis has no zero
+    panels = {name: table[table["dataset"] == name] for name in ("harmonic", "unified")}
+    return against(panels, "trainable parameters (millions): up and to the left is better", f"{metric} (%)", log="x")
+
+
+def class_sizes(benchmark: Benchmark) -> Figure:
+    """Images per class of each dataset, largest class first, for training and test (Fig. 5)."""
+    panels = {}
+    for part, images in (("training", benchmark.train), ("test", benchmark.test)):
+        sizes = images.groupby("dataset", sort=False)["label"].value_counts().rename_axis(["row", "label"])
+        panels[part] = sizes.reset_index(name="value").assign(x=1 + sizes.groupby("row").cumcount().to_numpy())
+    return against(panels, "class, by size: a line ends at their number", "images of the class", log="xy", joined=True)
+
+
+@plt.rc_context(STYLE)
+def ranks(panels: Mapping[str, pd.DataFrame], group: Mapping[str, str]) -> Figure:
+    """A line per row from its rank in the first column to that in the last, 1 on top; its look is its group's."""
+    rows = max(map(len, panels.values()))
+    figure, axes = _figure(1, len(panels), 9.5 if len(panels) > 1 else 7.5, 1.2 + 0.25 * rows)
+    look = looks([group[row] for table in panels.values() for row in table.index])
+    for axis, (title, table) in zip(axes.flat, panels.items(), strict=True):
+        last = table.shape[1] - 1
+        for row, places in table.rank(ascending=False, method="first").iterrows():
+            colour, marker = look[group[row]]
+            axis.plot(range(last + 1), places, color=colour, marker=marker, label=group[row])
+            for x, off, side in ((0, -0.06, "right"), (last, 0.06, "left")):
+                text = f"{row}  {table.loc[row].iloc[x]:.1f}"
+                axis.text(x + off, places.iloc[x], text, ha=side, va="center", fontsize=8, color=colour)
+        axis.set(xlim=(-0.7 * last, 1.7 * last), ylim=(rows + 0.6, 0.4), title=title, yticks=[])
+        axis.set_xticks(range(last + 1), table.columns)
+        axis.spines[:].set_visible(False)
+        axis.grid(visible=False)
+    return _finished(figure, axes)
+
+
+@plt.rc_context(STYLE)
+def heatmap(table: pd.DataFrame, title: str, label: str, fmt: str = "", signed: bool = False) -> Figure:
+    """Rows by columns as colours (Fig. 4), NaN left out; `fmt` writes the numbers, `signed` is a scale from -1 to 1."""
+    names = max(map(len, map(str, table.index)))
+    width = 2 + (0.6 if fmt else 0.4) * table.shape[1] + 0.06 * names
+    figure, axes = _figure(1, 1, max(4.5, width), 1.5 + (0.36 if names < 40 else 0.2) * len(table))
+    scale = {"cmap": "vlag_r", "vmin": -1, "vmax": 1} if signed else {"cmap": "viridis"}
+    look = {"linewidths": 0.4, "annot_kws": {"size": 7}, "cbar_kws": {"label": label, "pad": 0.02}}
+    axis = sns.heatmap(table, ax=axes[0, 0], annot=bool(fmt), fmt=fmt, yticklabels=True, **scale, **look)
+    axis.grid(visible=False)
+    axis.set(xlabel=table.columns.name or "", ylabel="", title=title)
+    axis.tick_params(axis="y", rotation=0)
+    axis.tick_params(axis="x", rotation=40 if max(map(len, map(str, table))) > 3 else 0)
+    return figure
+
+
+@plt.rc_context(STYLE)
+def embedding_map(points: pd.DataFrame, title: str = "t-SNE of the embedding space") -> Figure:
+    """A map of images (columns x, y, dataset, label), coloured by dataset and by class (Fig. 10)."""
+    figure, axes = _figure(1, 2, 9.5, 4.9)
+    size = float(np.clip(12000 / len(points), 1.5, 14))
+    for name, (colour, _) in looks(points["dataset"]).items():
+        mine = points[points["dataset"] == name]
+        axes[0, 0].scatter(mine["x"], mine["y"], s=size, color=colour, linewidths=0, label=name)
+    codes = pd.factorize(points["label"])[0]
+    hues = np.asarray(sns.husl_palette(32, l=0.55))[codes * 13 % 32]  # classes that follow each other differ
+    axes[0, 1].scatter(points["x"], points["y"], s=size, c=hues, linewidths=0)
+    for axis, what in zip(axes.flat, ("by dataset", f"by class ({codes.max() + 1:,}; hues repeat)"), strict=True):
+        axis.set(xticks=[], yticks=[], title=what)
+    return _finished(figure, axes, title, markerscale=6 / size**0.5)
+
+
+@plt.rc_context(STYLE)
+def contact_sheet(benchmark: Benchmark, per_dataset: int = 12, seed: int = 0) -> Figure:
+    """A row of `per_dataset` pictures per dataset, two by two of one class, with the numbers of classes and images."""
+    rng, groups = np.random.default_rng(seed), benchmark.images.groupby("dataset", sort=False)
+    figure, axes = _figure(len(groups), 1, 9.5, 0.85, extra=0.25)
+    for axis, (name, images) in zip(axes.flat, groups, strict=True):
+        labels = rng.permutation(images["label"].unique())[: (per_dataset + 1) // 2]
+        pairs = [rng.permutation(np.flatnonzero(images["label"] == label))[:2] for label in labels]
+        shown = [(pair, row) for pair, rows in enumerate(pairs) for row in rows][:per_dataset]
+        for place, (pair, row) in enumerate(shown):
+            _picture(axis, benchmark, images.iloc[row], 1.03 * place + 0.12 * pair, 0)
+        count = f"{name}\n{images['label'].nunique():,} classes\n{len(images):,} images"
+        axis.text(-0.15, 0.5, count, ha="right", va="center")
+        axis.set(xlim=(0, 1.1 * per_dataset), ylim=(1, 0), aspect="equal")
+        axis.axis("off")
+    return _finished(figure, axes, "The datasets: neighbouring pairs are of one class")
+
+
+@plt.rc_context(STYLE)
+def retrieval_grid(benchmark: Benchmark, queries: Sequence[int], found: Mapping[str, np.ndarray]) -> Figure:
+    """Queries at the left, their nearest images beside them, true matches green and false ones red (Fig. 9).
+
+    Both are positions in `benchmark.test`; `found` has (len(queries), k) of them by method name.
+    """
+    for name, rows in found.items():
+        if rows.ndim != 2 or len(rows) != len(queries):
+            raise ValueError(f"found[{name!r}] has shape {rows.shape}; it needs ({len(queries)}, k)")
+    images, k = benchmark.test, max(rows.shape[1] for rows in found.values())
+    height = 1.08 * len(found) + 0.12  # a picture is 1 wide and high
+    figure, axes = _figure(1, 1, 9.5, 0.4 + 8 * len(queries) * height / (k + 3.5))
+    for number, position in enumerate(queries):
+        query, top = images.iloc[position], number * height
+        lead = top + 0.54 * (len(found) - 1)
+        _picture(axes[0, 0], benchmark, query, 0, lead, "#222222")
+        axes[0, 0].text(-0.15, lead + 0.5, f"{query['dataset']}\n{query['class_name']!s:.16}", ha="right", va="center")
+        for line, (name, rows) in enumerate(found.items()):
+            for place, other in enumerate(rows[number]):
+                same = images["label"].iloc[other] == query["label"]
+                edge = (TRUE, "-") if same else (FALSE, (0, (2, 1)))
+                _picture(axes[0, 0], benchmark, images.iloc[other], 1.35 + 1.08 * place, top + 1.08 * line, *edge)
+            axes[0, 0].text(1.4 + 1.08 * k, top + 1.08 * line + 0.5, name, va="center")
+    axes[0, 0].set(xlim=(-1.9, 3 + 1.08 * k), ylim=(len(queries) * height, -0.1), aspect="equal")
+    axes[0, 0].set_title(f"Query (left) and its {k} nearest: same class green, another class red and dashed")
+    axes[0, 0].axis("off")
+    return figure
+
+
+@plt.rc_context(STYLE)
+def losses_in_the_plane(descents: Mapping[str, Mapping]) -> Figure:
+    """Points of four classes before and after some steps on a loss: start, labels, pull, end, proxies (n, 2), title."""
+    figure, axes = _figure(-(-len(descents) // 4), 4, 9.5, 2.5)
+    for axis, (name, of) in zip(axes.flat, descents.items(), strict=False):
+        colours, length = np.array(COLOURS)[of["labels"]], np.linalg.norm(of["pull"], axis=1, keepdims=True)
+        pull = 0.55 * of["pull"] / np.sqrt(np.maximum(length * length.max(), 1e-12))  # its root, to see small ones too
+        axis.scatter(*of["start"].T, s=12, color="#b0b0b0", linewidths=0)
+        axis.quiver(*of["start"].T, *pull.T, color=colours, angles="xy", scale_units="xy", scale=1, width=0.008)
+        axis.scatter(*(1.25 * of["end"]).T, s=22, c=colours, linewidths=0)
+        axis.scatter(*(1.45 * of["proxies"]).T, s=30, marker="x", c=np.repeat(COLOURS[:4], len(of["proxies"]) // 4))
+        axis.set(xlim=(-1.9, 1.9), ylim=(-1.9, 1.9), aspect="equal", title=f"{name}\n{of['title']}")
+        axis.axis("off")
+    return _finished(figure, axes, "Grey: before. Outer ring: after. Arrows: the first pull. Crosses: proxies")
+
+
+def claims(judged: pd.DataFrame) -> Figure:
+    """Every claim with its verdicts: columns `claim`, "paper's tables" and `here` (holds, fails), `support` (percent)."""
+    said = judged[["paper's tables", "here"]].apply(lambda column: column.map({"holds": 1.0, "fails": -1.0}))
+    table = said.assign(support=judged["support"] / 50 - 1).set_axis(judged["claim"].rename(None))
+    return heatmap(table, "", "-1: fails, or never in resamples; 1: holds, or always", signed=True)
+
+
+def _figure(rows: int, columns: int, width: float, height: float, extra: float = 0) -> tuple[Figure, np.ndarray]:
+    """A figure of panels, each row of them `height` inches high."""
+    figure, axes = plt.subplots(rows, columns, figsize=(width, rows * height + extra), squeeze=False)
+    plt.close(figure)  # else a notebook shows it twice
+    return figure, axes
+
+
+def _finished(figure: Figure, axes: np.ndarray, title: str = "", **style) -> Figure:
+    """Title above and one legend below all panels, where there is more than one name; panels without data go."""
+    named = {}
+    for axis in axes.flat:
+        axis.axis("on" if axis.has_data() and axis.axison else "off")
+        named |= dict(zip(*axis.get_legend_handles_labels()[::-1], strict=True))
+    if len(named) > 1:
+        columns = min(len(named), 6, 150 // max(map(len, named)))
+        figure.legend(named.values(), named, loc="outside lower center", ncols=columns, **style)
+    figure.suptitle(title)
+    return figure
+
+
+def _known(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    missing = [name for name in columns if name not in table]
+    if missing or table.empty:
+        raise ValueError(f"the table of a figure {'lacks ' + ', '.join(missing) if missing else 'is empty'}")
+    return table
+
+
+def _of_metric(tidy: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The lines of `metric` in a tidy table, one per row and dataset, in percent."""
+    table = tidy[_known(tidy, "row", "dataset", "metric", "value", "low", "high")["metric"] == metric]
+    if table.empty or table.duplicated(["row", "dataset"]).any():
+        known = ", ".join(tidy["metric"].unique())
+        raise ValueError(f"a figure needs {metric} once for each row and dataset; the table's metrics: {known}")
+    return table.assign(**{part: 100 * table[part] for part in ("value", "low", "high")})
+
+
+def _dots(axis, x, rows: pd.DataFrame, label: str, look: tuple[str, str], joined: bool = False) -> None:
+    """Values with their intervals, or a line with a band; one without an interval stands alone, PUMA's are on top."""
+    spread = np.stack([rows["value"] - rows["low"], rows["high"] - rows["value"]]).astype(float).clip(0)
+    style = {"color": look[0], "label": label} | ({"markersize": 9, "zorder": 3} if look == OURS else {"zorder": 2})
+    if joined:
+        axis.fill_between(x, rows["low"], rows["high"], color=look[0], alpha=0.15, linewidth=0)
+        axis.plot(x, rows["value"], marker=look[1], **style)
+    else:
+        axis.errorbar(x, rows["value"], spread, fmt=look[1], elinewidth=1.2, ecolor=(look[0], 0.6), **style)
+
+
+def _picture(axis, benchmark: Benchmark, image: pd.Series, left: float, top: float, edge="none", dash="-") -> None:
+    """The centre of an image of the table; BOX averages the pixels of large ones and keeps those of small ones square."""
+    at, pixels = image["path"], benchmark.pixels
+    picture = decode(benchmark.root / at) if pixels is None else Image.fromarray(pixels[int(at)])
+    axis.imshow(ImageOps.fit(picture, (96, 96), Image.Resampling.BOX), extent=(left, left + 1, top + 1, top))
+    axis.add_patch(Rectangle((left, top), 1, 1, fill=False, edgecolor=edge, linewidth=2.5, linestyle=dash))

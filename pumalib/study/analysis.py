@@ -1,0 +1,104 @@
+"""What trained models see: nearest images, maps of the embedding space, weights of prompts (Figs. 4, 9, 10).
+
+Each needs models and takes a while, so its table is kept in `results/<profile>/derived/` under a name that ends in
+a hash of the runs and arguments it depends on: a fresh clone, which has the numbers of runs but not their models,
+only reads it.  `train` as in `study.model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from sklearn.manifold import TSNE
+
+from .. import data, evaluation, paths
+from ..config import Data
+from ..training import run_folder
+from .kept import run_of
+from .run_all import embed, embeddings, loss_of
+
+
+def nearest(
+    models_of: Mapping[str, str | Mapping[str, str]],
+    profile: str,
+    union: Data,
+    queries: Sequence[int],
+    k: int = 7,
+    train: bool = False,
+) -> dict[str, np.ndarray]:
+    """For each model the k nearest test images of each query, (queries, k) positions in the test table (Fig. 9).
+
+    Args:
+        models_of: per title a run, which searches the union; or a run per dataset (`study.members`), of which a
+            query's own searches its own dataset, as dataset-specific models do.
+        union: the data whose test table the queries are positions in.
+    """
+    flat = [name for part in models_of.values() for name in (part.values() if isinstance(part, Mapping) else [part])]
+    queries = [int(query) for query in queries]
+
+    def compute() -> pd.DataFrame:
+        lines = []
+        for title, part in models_of.items():
+            own = isinstance(part, Mapping)
+            for name in part.values() if own else [part]:
+                vectors, images = embeddings(name, profile, union, train)
+                mine = [q for q in queries if not own or part[images["dataset"].iloc[q]] == name]
+                metric = loss_of(run_of(name, profile)).metric
+                if mine:
+                    found = evaluation.neighbours(vectors, images, mine, k, within_dataset=own, distance=metric)
+                    lines += [(title, query, *row) for query, row in zip(mine, found, strict=True)]
+        return pd.DataFrame(lines, columns=["model", "query", *range(1, k + 1)])
+
+    table = derived("nearest", profile, compute, flat, titles=list(models_of), queries=queries, k=k)
+    table = table.set_index(["model", "query"])
+    return {title: table.loc[title].loc[queries].to_numpy() for title in models_of}
+
+
+def tsne(name: str, profile: str, split: str = "test", most: int = 2000, train: bool = False) -> pd.DataFrame:
+    """A t-SNE of `most` images of a split ("train" or "test"), drawn evenly: x, y, dataset, label (Fig. 10)."""
+
+    def compute() -> pd.DataFrame:
+        benchmark = data.load(run_of(name, profile).data)
+        images = benchmark.train if split == "train" else benchmark.test
+        images = images.iloc[np.sort(np.random.default_rng(0).permutation(len(images))[:most])].reset_index(drop=True)
+        vectors = embed(name, profile, images, train=train)
+        points = TSNE(init="pca", perplexity=min(30, len(images) // 4), random_state=0).fit_transform(vectors)
+        return images[["dataset", "label"]].assign(x=points[:, 0], y=points[:, 1])
+
+    return derived("tsne", profile, compute, [name], split=split, most=most)
+
+
+def prompt_weights(name: str, profile: str, train: bool = False) -> pd.DataFrame:
+    """Weights of the prompt pool over the test images of each dataset: dataset, prompt, mean, var, images (Fig. 4).
+
+    `var` is the variance over the dataset's images (of the population); prompts count from 1.
+    """
+
+    def compute() -> pd.DataFrame:
+        images = data.load(run_of(name, profile).data).test.reset_index(drop=True)
+        _, weights = embed(name, profile, images, train=train, prompt_weights=True)
+        frame = pd.DataFrame(weights, columns=range(1, weights.shape[1] + 1)).assign(dataset=images["dataset"])
+        groups = frame.melt("dataset", var_name="prompt").groupby(["dataset", "prompt"], sort=False)["value"]
+        return groups.agg(mean="mean", var=lambda v: v.var(ddof=0), images="size").reset_index()
+
+    return derived("prompt-weights", profile, compute, [name])
+
+
+def derived(
+    title: str, profile: str, compute: Callable[[], pd.DataFrame], names: Sequence[str] = (), **settings
+) -> pd.DataFrame:
+    """The table that `compute` makes, or made before: `results/<profile>/derived/<title>-<hash>.csv`.
+
+    Args:
+        names: of the runs it depends on.
+        settings: whatever else it depends on.
+    """
+    key = run_folder.short_hash([list(names), settings])
+    file = paths.RESULTS / profile / "derived" / f"{title}-{key}.csv"
+    if not file.is_file():
+        table = compute()
+        with paths.written_whole(file) as temporary:
+            table.to_csv(temporary, index=False, float_format="%.5g")
+    return pd.read_csv(file)

@@ -1,0 +1,80 @@
+"""Figures: the same bytes twice, bad input refused, one colour and one marker for a method everywhere."""
+
+import itertools
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from pumalib import figures
+from pumalib.data import Benchmark
+from pumalib.study import paper
+
+DATASETS = ("unified", "a", "b", "harmonic")
+
+
+def tidy(*rows):
+    values = [(row, name, "R@1", 0.4 + 0.1 * n) for n, (row, name) in enumerate(itertools.product(rows, DATASETS))]
+    table = pd.DataFrame(values, columns=["row", "dataset", "metric", "value"])
+    return table.assign(low=table["value"] - 0.1, high=table["value"] + 0.2)
+
+
+@pytest.fixture
+def benchmark(tmp_path):
+    """Files of two datasets, "a" with 6 classes of 4 images, "b" with 2 classes of 9; odd classes are test."""
+    classes = [("a", c) for c in range(6) for _ in range(4)] + [("b", 6 + c) for c in range(2) for _ in range(9)]
+    images = pd.DataFrame(classes, columns=["dataset", "label"])
+    images = images.assign(class_name=images["label"].map("class {}".format), path=[f"{i}.png" for i in images.index])
+    images["split"] = np.where(images["label"] % 2, "test", "train")
+    for path, label, mode in zip(images["path"], images["label"], itertools.cycle(("L", "RGB", "P", "RGBA"))):
+        Image.new(mode, (40, 20), 20 * label if mode in "LP" else (20 * label,) * len(mode)).save(tmp_path / path)
+    return Benchmark("folders", images, root=tmp_path)
+
+
+def test_a_figure_is_saved_whole_with_the_same_bytes_twice(benchmark, tmp_path):
+    points = benchmark.images.assign(x=np.arange(42.0), y=0.0)
+    draw = {
+        "bars": lambda: figures.accuracy_bars(tidy("VPT", "PUMA")),
+        "parameters": lambda: figures.accuracy_against_parameters(tidy("VPT", "PUMA"), {"VPT": 100, "PUMA": 2000}),
+        "curves": lambda: figures.curves(tidy("p 1", "p 2"), {"p 1": ("PUMA", 1), "p 2": ("PUMA", 2)}, "number"),
+        "sizes": lambda: figures.class_sizes(benchmark),
+        "sheet": lambda: figures.contact_sheet(benchmark, 4),
+        "grid": lambda: figures.retrieval_grid(benchmark, [0, 12], {"PUMA": np.array([[1, 13], [13, 0]])}),
+        "map": lambda: figures.embedding_map(points),
+        "heat": lambda: figures.heatmap(pd.DataFrame([[0.1, np.nan]], columns=[1, 2]), "weights", "mean", ".1f"),
+        "ranks": lambda: figures.ranks({"order": pd.DataFrame({"R@1": [1, 2], "RP": [2, 1]})}, {0: "one", 1: "two"}),
+    }
+    for name, make in draw.items():
+        one, two = (figures.save(make(), tmp_path / part / f"{name}.png") for part in ("one", "two"))
+        assert one.read_bytes() == two.read_bytes() and Image.open(one).info.keys() <= {"dpi"}, name
+    assert plt.get_fignums() == [], "a figure that pyplot keeps is shown twice by a notebook"
+
+
+def test_a_method_looks_the_same_everywhere_and_like_no_other():
+    assert {*paper.METHODS, *(name for n in (2, 3, 7) for name in paper.table(n).index)} <= set(figures.LOOKS)
+    assert all(figures.LOOKS[name] == figures.LOOKS[method] for name, method in paper.METHODS.items())
+    rest = [look[0] for look in figures.LOOKS.values() if look != figures.OURS]
+    assert figures.LOOKS["PUMA"] == figures.OURS == figures.LOOKS["puma"] and figures.OURS[0] not in rest
+    assert len({figures.LOOKS[name] for name in paper.table(2).index}) == len(paper.table(2))
+    alone, beside = figures.looks(["mine"]), figures.looks(["PUMA", "VPT", "mine", "other"])
+    assert alone["mine"] == beside["mine"] != beside["other"] and beside["VPT"] == figures.LOOKS["VPT"]
+    marks = {bar.get_label(): bar.lines[0] for bar in figures.accuracy_bars(tidy("PUMA", "VPT")).axes[0].containers}
+    assert all((mark.get_color(), mark.get_marker()) == figures.LOOKS[name] for name, mark in marks.items())
+    assert marks["PUMA"].get_zorder() > marks["VPT"].get_zorder()
+    values = [y for _, y in sorted(marks["PUMA"].get_xydata().tolist())]
+    assert values == pytest.approx([50, 60, 40, 70])  # a, b, unified, harmonic
+
+
+def test_what_cannot_be_drawn_is_refused(benchmark):
+    table = tidy("PUMA")
+    with pytest.raises(ValueError, match="lacks low, high"):
+        figures.accuracy_bars(table.drop(columns=["low", "high"]))
+    for wrong in (table.assign(metric="RP"), tidy("PUMA", "PUMA")):
+        with pytest.raises(ValueError, match="needs R@1 once for each row and dataset; .*: R"):
+            figures.accuracy_bars(wrong)
+    with pytest.raises(ValueError, match="unknown column 'c'; known: unified, a, b, harmonic"):
+        figures.curves(table, {"PUMA": ("PUMA", 1)}, "number", columns=("c",))
+    with pytest.raises(ValueError, match=r"found\['PUMA'\] has shape \(1, 2\); it needs \(2, k\)"):
+        figures.retrieval_grid(benchmark, [0, 1], {"PUMA": np.zeros((1, 2), int)})

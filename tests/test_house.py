@@ -1,0 +1,76 @@
+"""The house: rooms import only rooms below them, and the package stays thin."""
+
+import ast
+import re
+
+import pytest
+
+from pumalib import paths
+
+ROOMS = ["paths", "config", "data", "models", "losses", "evaluation", "training", "study", "figures", "__main__"]
+PACKAGE = paths.ROOT / "pumalib"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module(file):
+    parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module(file): file for file in FILES}
+
+
+def imports(file):
+    """The modules of pumalib that a file imports, also inside functions."""
+    here = module(file)
+    package = here if file.name == "__init__.py" else here.rpartition(".")[0]
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.split(".")[0] == "pumalib")
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package.split(".")[: len(package.split(".")) + 1 - node.level]) if node.level else ""
+            base = ".".join(part for part in (base, node.module) if part)
+            if base.split(".")[0] == "pumalib":
+                yield from (f"{base}.{n.name}" if f"{base}.{n.name}" in MODULES else base for n in node.names)
+
+
+def room(name):
+    return (name.split(".") + ["__init__"])[1]
+
+
+def test_the_rooms_are_the_ten():
+    assert {room(name) for name in MODULES} == {*ROOMS, "__init__"}
+
+
+def test_a_room_imports_only_rooms_below_it():
+    for name, file in MODULES.items():
+        for other in imports(file):
+            if room(other) != room(name):
+                assert ROOMS.index(room(other)) < ROOMS.index(room(name)), f"{name} imports {other}"
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    # A package's __init__ may be imported by its own modules only for what stands in it, so it counts like any other.
+    graph = {name: set(imports(file)) - {name} for name, file in MODULES.items()}
+
+    def visit(name, path):
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        for other in graph.get(name, ()):
+            visit(other, [*path, name])
+
+    for name in graph:
+        visit(name, [])
+
+
+@pytest.mark.parametrize(("folder", "most"), [("pumalib", 5850), ("tests", 4600)])  # on the way to 4500 and 4000
+def test_it_stays_thin(folder, most):
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in (paths.ROOT / folder).rglob("*.py"))
+    assert lines <= most
+
+
+def test_nothing_escapes_the_formatter():
+    # The words are put together here so that this file does not hold them.
+    escape = re.compile("fmt: " + "(skip|off)|# no" + "qa")
+    assert not [
+        file for file in (*FILES, *(paths.ROOT / "tests").glob("*.py")) if escape.search(file.read_text("utf-8"))
+    ]

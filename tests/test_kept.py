@@ -1,0 +1,143 @@
+"""`results/<profile>/kept.jsonl`: whole or damaged, written by several at once; and `python -m pumalib runs` on top of it."""
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pandas as pd
+import pytest
+from filelock import FileLock
+
+from pumalib import config, evaluation, paths, study
+from pumalib.__main__ import main
+from pumalib.study import kept
+from pumalib.training import run_folder
+
+QUERIES = {"digits": 40, "aircraft": 60}
+DATA = config.Data(datasets=tuple(QUERIES), image_size=32)
+PROFILE = config.Profile("test", data=DATA, pretrained="random", training=config.Training(epochs=3))
+RUNS = {name: PROFILE.run(name) for name in ("linear", "puma")} | {"again": PROFILE.run("linear", seed=1)}
+
+
+def made(run, seed, rate):
+    """A finished run's folder whose queries hit at this rate."""
+    rng, metrics = np.random.default_rng(seed), [f"R@{k}" for k in evaluation.KS] + ["RP", "MAP@R"]
+    values = {name: (rng.random((count, 1)) < rate).astype(float) for name, count in QUERIES.items()}
+    values["unified"] = np.concatenate(list(values.values()))
+    full = {name: np.repeat(v, len(metrics), axis=1) for name, v in values.items()}
+    run_folder.make(folder := kept.folder(study.run_name(run), "test"))
+    (folder / "run.json").write_text(run.to_json())
+    (folder / "environment.json").write_text(json.dumps({"device": "cpu"}))
+    scores = evaluation.Scores(tuple(metrics), full, dict.fromkeys(full, 0))
+    table = scores.table().reset_index(names="dataset").to_dict("records")
+    metrics = {"parameters": {"trainable": 1, "total": 2}, "seconds": 1 / 3, "images_per_second": 4.0, "table": table}
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"hits": scores.packed()}))
+    return folder
+
+
+@pytest.fixture
+def names(tmp_path, monkeypatch):
+    """Three kept runs by what they are, without folders."""
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    folders = {key: made(run, seed, 0.9 - 0.3 * seed) for seed, (key, run) in enumerate(RUNS.items())}
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(kept.add_folder, folders.values()))
+    shutil.rmtree(tmp_path / "test" / "runs")
+    return {key: folder.name for key, folder in folders.items()}
+
+
+def call(capsys, *argv):
+    status = main(["runs", *argv])
+    return status, *capsys.readouterr()
+
+
+def test_lines_are_sorted_whole_and_of_eight_digits(names):
+    lines = (paths.RESULTS / "test" / "kept.jsonl").read_text().splitlines()
+    assert [json.loads(line)["name"] for line in lines] == sorted(names.values())
+    record = kept.read("test")[names["puma"]]
+    assert (
+        record["seconds"] == 0.33333333 and record["log"] == [] and study.run_of(names["puma"], "test") == RUNS["puma"]
+    )
+    assert study.hits(names["puma"], "test")["unified"].mean() == pytest.approx(record["table"][2]["R@1"], abs=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:.*is damaged")
+def test_a_damaged_line_costs_its_own_run_and_stays_until_it_is_replaced(names, capsys):
+    file = paths.RESULTS / "test" / "kept.jsonl"
+    lines = {json.loads(line)["name"]: line for line in file.read_text().splitlines()}
+    good, broken = lines.pop(names["puma"]), lines[names["linear"]]
+    file.write_text("\n".join([broken[:200], "<<<<<<< ours", lines[names["again"]]]) + "\n")
+    with pytest.warns(UserWarning, match=rf"kept.jsonl, line 1 \({names['linear']}\) is damaged.*runs verify"):
+        assert set(kept.read("test")) == {names["again"]}
+    status, out, _ = call(capsys, "verify")
+    assert status == 1 and f"test/{names['linear']}: damaged line" in out and "test/line 2: damaged line" in out
+    assert names["again"] not in out
+    kept.add(file.parent, json.loads(good))
+    assert set(file.read_text().splitlines()) == {good, broken[:200], "<<<<<<< ours", lines[names["again"]]}
+    kept.add(file.parent, json.loads(broken))
+    assert set(kept.read("test")) == set(names.values())
+    number = file.read_text().splitlines().index("<<<<<<< ours") + 1
+    assert call(capsys, "remove", f"line {number}", "--yes")[0] == 0
+    assert set(file.read_text().splitlines()) == {good, broken, lines[names["again"]]}
+
+
+def test_list_filters_by_any_setting(names, capsys):
+    (folder := kept.folder("linear-unfinished", "test")).mkdir(parents=True)
+    (folder / "run.json").write_text(RUNS["linear"].to_json())
+    table = study.runs("test")
+    assert table.loc[names["again"], ["method", "seed", "epochs", "finished"]].tolist() == ["linear", 1, 3, True]
+    assert not table.loc["linear-unfinished", "finished"] and table.loc[names["puma"], "data.image_size"] == 32
+    assert table.loc[names["puma"], "unified"] == pytest.approx(
+        100 * kept.record(names["puma"], "test")["table"][2]["R@1"]
+    )
+    status, out, _ = call(capsys, "list", "--query", "method == 'linear' and `training.lr` < 1 and finished")
+    assert status == 0 and names["linear"] in out and names["again"] in out and names["puma"] not in out
+    status, _, err = call(capsys, "list", "--query", "metod == 'linear'")
+    assert status == 2 and "metod" in err and "method" in err
+    assert call(capsys, "list", "--profile", "none")[1] == "no runs\n"
+
+
+def test_compare_gives_settings_and_the_paired_difference(names, capsys):
+    settings, table = kept.compare(names["linear"], f"test/{names['again']}")
+    assert settings.T.to_dict("list") == {"seed": [0, 1]}
+    first, second = (study.hits(names[key], "test")["unified"].mean() for key in ("linear", "again"))
+    assert table.at["unified", "value"] == pytest.approx(100 * (second - first))
+    assert table.at["unified", "verdict"] == "lower"
+    assert call(capsys, "compare", names["linear"], names["puma"])[0] == 0
+    status, _, err = call(capsys, "compare", names["linear"], "pum")
+    assert status == 2 and "no run is called 'pum'" in err
+
+
+def test_verify_finds_what_is_wrong_and_goes_on(names, capsys, monkeypatch):
+    assert call(capsys, "verify") == (0, "no problem\n", "")
+    file = paths.RESULTS / "test" / "kept.jsonl"
+    records = {name: json.loads(text) for name, text in kept.lines(file.parent)[1].items()}
+    records[names["again"]]["table"][0]["R@1"] = 0.5
+    records[names["linear"]]["run"]["dim"] = 17
+    records[names["puma"]]["hits"] = {}
+    file.write_text("".join(json.dumps(record) + "\n" for record in records.values()))
+    run_folder.make(folder := kept.folder(names["again"], "test"))
+    (folder / kept.MODEL).write_bytes(b"no model")
+    status, out, _ = call(capsys, "verify")
+    assert status == 1 and "R@1 of digits is 0.5, its stored hits give" in out and "R@1 of unified is " in out
+    assert f"{names['linear']}: outdated:" in out and "SafetensorError" in out
+
+
+def test_remove_says_first_and_leaves_what_a_process_holds(names, capsys):
+    folder = made(RUNS["puma"], 1, 0.5)
+    assert "would remove (add --yes) test/" in call(capsys, "remove", names["puma"])[1] and folder.is_dir()
+    with FileLock(folder / ".lock"):
+        assert "a running process holds it" in call(capsys, "remove", names["puma"], "--yes")[1]
+    assert names["puma"] in kept.read("test")
+    status, _out, _ = call(capsys, "remove", names["puma"], names["linear"], "--yes")
+    assert status == 0 and not folder.exists() and set(kept.read("test")) == {names["again"]}
+    assert call(capsys, "remove", names["puma"], "--yes")[0] == 2
+
+
+def test_errors_are_one_line_and_unknown_commands_usage(capsys, tmp_path):
+    assert main(["data", "status", "--root", str(tmp_path)]) == 0 and "nabirds" in capsys.readouterr().out
+    status = main(["data", "download", "cubb", "--root", str(tmp_path)])
+    assert status == 2 and capsys.readouterr().err.startswith("error: unknown dataset 'cubb'; known: ")
+    assert main(["dance"]) == 2 and main(["runs", "remove"]) == 2 and "Traceback" not in capsys.readouterr().err
+    assert isinstance(study.runs("none"), pd.DataFrame)
