@@ -3,13 +3,15 @@ PYTHON ?= python3
 PROFILE ?= mini
 BIN := .venv/bin
 
-quickstart: .venv/installed  ## compare three models on the embedded benchmark
-	$(BIN)/python -m pumalib run 00 --profile $(PROFILE)
+quickstart: .venv/installed  ## train three models on this machine and compare them with the kept runs
+	$(BIN)/python -m pumalib run 00 --profile quickstart
 
-study: .venv/installed  ## every table and figure (PROFILE=mini)
-	$(BIN)/python -m pumalib run --profile $(PROFILE)
+study: .venv/installed  ## every table and figure of the kept runs (PROFILE=mini); trains nothing
+	$(BIN)/python -m pumalib run --profile $(PROFILE) --kept
 
-test: .venv/installed  ## every test, and every notebook at its smoke setting
+test: .venv/installed  ## formatting, every test, and every notebook at its smoke setting
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
 	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 600 tests notebooks
 
 lab: .venv/installed  ## open JupyterLab
