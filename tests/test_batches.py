@@ -185,6 +185,9 @@ def test_an_unreadable_image_stops_the_batches(damaged, workers):
     with pytest.raises(ImageError, match=r"3\.jpg: cannot be read") as caught:
         next(batches.batches(damaged, damaged.images, plan, TRAIN))
     assert "Traceback" not in str(caught.value)
+    deadline = time.monotonic() + 20  # a busy machine takes its time
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert not multiprocessing.active_children()
 
 

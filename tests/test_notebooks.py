@@ -126,8 +126,12 @@ def test_names_and_parameters_find_their_notebooks(results):
 
 
 def test_plan_run_and_kept(results, capsys, monkeypatch):
-    write("01_first", "results = study.run_all(rows, p)\nresults.save('first');", "print('here')\nassert p.seeds == (0, 1)",
-          rows="rows = {m: p.run(m, dim=8) for m in ('linear', 'pretrained')}")  # fmt: skip
+    write(
+        "01_first",
+        "results = study.run_all(rows, p)\nresults.save('first');",
+        "print('here')\nassert p.seeds == (0, 1)",
+        rows="rows = {m: p.run(m, dim=8) for m in ('linear', 'pretrained')}",
+    )
     write("02_second", "study.run_all(rows, p)", rows="rows = {m: p.run(m, dim=8) for m in ('linear', 'mlp3')}")
     write("03_broken", "1 + 1", rows="rows = missing_name")
     write("04_without", "open('ran', 'w')")

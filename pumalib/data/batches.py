@@ -6,6 +6,7 @@ number of processes, and training resumes in mid-epoch by starting at a batch.
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import threading
@@ -200,6 +201,8 @@ def batches(benchmark: Benchmark, rows: pd.DataFrame, plan: Plan, view: View) ->
             yield normalise(batch.to(plan.device, non_blocking=pin), view), np.asarray(positions)
     finally:
         del parts  # ends the workers now, also where a traceback keeps this frame
+        if plan.workers:
+            gc.collect()  # or a cycle of references would keep them
 
 
 def _chunks(plan: Plan) -> Iterator[np.ndarray]:
