@@ -95,7 +95,7 @@ def list_runs(profile, query):
         table = table.query(query) if query else table
     except Exception as error:  # pandas raises nearly anything
         raise click.UsageError(f"--query: {error}; columns: {', '.join(table)}") from error
-    click.echo(table[kept.COLUMNS].to_string(float_format="%.1f") if len(table) else "no runs")
+    click.echo(table[kept.COLUMNS].to_string(float_format="{:.1f}".format) if len(table) else "no runs")
 
 
 @runs.command()
@@ -104,7 +104,7 @@ def list_runs(profile, query):
 def compare(first, second):
     """Settings that differ, and R@1 in percent, of the second minus the first query by query."""
     for table in kept.compare(first, second):
-        click.echo(f"{table.to_string(float_format='%.1f')}\n" if len(table) else "the settings are equal\n")
+        click.echo(f"{table.to_string(float_format='{:.1f}'.format)}\n" if len(table) else "the settings are equal\n")
 
 
 @runs.command()

@@ -150,7 +150,7 @@ def test_plan_run_and_kept(results, capsys, monkeypatch):
     assert "runs: 100%" in (results / "run.log").read_text() and len(study.runs("smoke")) == 4
     executed = nbformat.read(results / "01_first.ipynb", 4)
     nbformat.validate(executed)
-    assert executed.cells[1].source.endswith('overrides = {"seeds": [0, 1]}')  # and no address
+    assert executed.cells[1].source.strip().endswith('overrides = {"seeds": [0, 1]}')  # and no address
     assert [(o.name, o.text) for o in executed.cells[-1].outputs] == [("stdout", "here\n")]
     assert not executed.cells[-2].outputs and "papermill" not in json.dumps(executed)
     assert "missing_name" in (results / "03_broken.failed.ipynb").read_text()

@@ -54,7 +54,8 @@ def decode(source: str | Path | BinaryIO | Image.Image, upright: bool = False) -
             image.seek(0)
             return _to_rgb(ImageOps.exif_transpose(image) if upright else image)
     except Exception as error:  # decoders of damaged files raise nearly anything
-        name = getattr(source, "filename", None) or getattr(source, "name", None) or source
+        given = isinstance(source, str | Path)
+        name = source if given else getattr(source, "filename", None) or getattr(source, "name", None) or source
         remedy = "Replace the file, or leave such images out with drop_unreadable = True (of a profile's data, or -p)"
         what = f"{name}: cannot be read as an image ({type(error).__name__}: {error})"
         raise ImageError(f"{what}. {remedy}; `python -m pumalib data verify` lists them all") from error

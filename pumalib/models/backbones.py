@@ -16,6 +16,7 @@ from torch import nn
 
 from .. import paths
 
+PAPER = "vit_small_patch16_224.augreg_in21k"
 EMBEDDED = {"mini_vit": 128, "mini_vit_64": 64}  # name: width
 
 

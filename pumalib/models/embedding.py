@@ -158,7 +158,7 @@ def _is_plain(block: nn.Module) -> bool:
 
 
 def build(
-    method, backbone, dim=128, *, pretrained="hub", image_size=None, normalise=True, **settings
+    method, backbone=backbones.PAPER, dim=128, *, pretrained="hub", image_size=None, normalise=True, **settings
 ) -> EmbeddingModel:
     """An embedding model by names, initialised from torch's global random state.
 
