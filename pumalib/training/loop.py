@@ -207,8 +207,6 @@ def epoch_batches(labels: np.ndarray, kind: str, run: Run, epoch: int) -> list[n
 
 def save(folder: Path, at: Reached, model: nn.Module, loss: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Write `checkpoint.pt`, keeping the one before, and the log of whole epochs."""
-    if at.log:
-        write_text(folder / "log.csv", pd.DataFrame(at.log).to_csv(index=False))
     state = {"model": models.trainable_state(model), "loss": loss.state_dict(), "optimizer": optimizer.state_dict()}
     current, previous = (folder / name for name in CHECKPOINTS)
     with paths.written_whole(current) as temporary:
@@ -216,6 +214,8 @@ def save(folder: Path, at: Reached, model: nn.Module, loss: nn.Module, optimizer
             torch.save(state | {"at": asdict(at)}, file)
         if current.is_file():
             current.replace(previous)
+    if at.log:  # after the checkpoint: what is logged is never trained again
+        write_text(folder / "log.csv", pd.DataFrame(at.log).to_csv(index=False))
 
 
 def resume(folder: Path, model: nn.Module, loss: nn.Module, optimizer: torch.optim.Optimizer) -> Reached:
