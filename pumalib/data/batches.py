@@ -6,7 +6,6 @@ number of processes, and training resumes in mid-epoch by starting at a batch.
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import threading
@@ -196,14 +195,12 @@ def batches(benchmark: Benchmark, rows: pd.DataFrame, plan: Plan, view: View) ->
             batch = torch.empty((len(positions), 3, view.size, view.size), dtype=torch.uint8, pin_memory=pin)
             for at in range(0, len(batch), _CHUNK):
                 part = next(parts)
-                if isinstance(part, ImageError):
-                    raise part
+                if isinstance(part, str):
+                    raise ImageError(part)
                 batch[at : at + _CHUNK] = torch.from_numpy(part)
             yield normalise(batch.to(plan.device, non_blocking=pin), view), np.asarray(positions)
     finally:
         del parts  # ends the workers now, also where a traceback keeps this frame
-        if plan.workers:
-            gc.collect()  # or a cycle of references would keep them
 
 
 def _chunks(plan: Plan) -> Iterator[np.ndarray]:
@@ -214,7 +211,7 @@ def _chunks(plan: Plan) -> Iterator[np.ndarray]:
         yield from (keys[at : at + _CHUNK] for at in range(0, len(keys), _CHUNK))
 
 
-def _part(embedded: np.ndarray | None, places: np.ndarray, view: View, chunk: np.ndarray) -> np.ndarray | ImageError:
+def _part(embedded: np.ndarray | None, places: np.ndarray, view: View, chunk: np.ndarray) -> np.ndarray | str:
     """(b, 3, size, size) uint8; an array, for torch's shared memory is too small in many containers."""
     try:
         images = (
@@ -223,7 +220,7 @@ def _part(embedded: np.ndarray | None, places: np.ndarray, view: View, chunk: np
         )
         return np.stack([pixels(image, view, seed) for image, seed in zip(images, chunk[:, 1].tolist())])
     except ImageError as error:
-        return error  # raised by whoever takes the batch, without the worker's traceback around it
+        return str(error)  # raised by whoever takes the batch: a pickled error may bring frames that keep the workers
 
 
 def _end_with_parent(worker: int) -> None:
