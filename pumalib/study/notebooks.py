@@ -228,8 +228,7 @@ def execute(notebook: Path, folder: Path, values: dict) -> Path:
         temporary.unlink(missing_ok=True)
     text = nbformat.writes(clean(executed)) + "\n"
     if not target.is_file() or target.read_text(encoding="utf-8") != text:
-        with paths.written_whole(target) as part:
-            part.write_text(text, encoding="utf-8")
+        run_folder.write_text(target, text)
     failed.unlink(missing_ok=True)
     return target
 
