@@ -4,3 +4,7 @@ import os
 import tempfile
 
 os.environ.setdefault("PUMALIB_RESULTS", tempfile.mkdtemp(prefix="pumalib-test-results-"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--faults", type=int, default=200, help="faults that tests/test_faults.py draws")

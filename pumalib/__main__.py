@@ -26,30 +26,21 @@ def cli():
 @profile_option
 @values_option
 @click.option("--seeds", type=click.IntRange(1), help="seeds 0 to N - 1")
-@click.option("--jobs", type=click.IntRange(1), default=1, help="runs at once: workers of a local cluster")
+@click.option("--jobs", type=click.IntRange(1), help="runs at once: workers of a local cluster")
 @click.option("--dask", metavar="ADDRESS", help="of a Dask scheduler whose workers train")
 @click.option("--plan", is_flag=True, help="say what would be trained and how long; train nothing")
 @click.option("--kept", "only_kept", is_flag=True, help="train nothing: leave out notebooks with runs not yet kept")
 def run(names, profile, values, seeds, jobs, dask, plan, only_kept):
-    """Execute notebooks (03 or 03_components; none: all but the tools, 9x) into results/<profile>/.
-
-    NAME of -p is a parameter of the notebooks, or a field of the profile.
-    """
+    """Execute notebooks (03 or 03_components; none: all but 9x); -p changes their parameters and the profile's fields."""
     values = notebooks.assigned(values)
-    if (seeds and "seeds" in values) or (jobs > 1 and dask):
+    if (seeds and "seeds" in values) or (jobs and dask):
         raise click.UsageError("give one of --seeds and -p seeds, one of --jobs and --dask")
-    values |= {"seeds": list(range(seeds))} if seeds else {}
+    more = {"seeds": seeds and list(range(seeds)), "jobs": jobs, "dask": dask, "train": False if only_kept else None}
+    values |= {name: value for name, value in more.items() if value is not None}
     wanted = notebooks.parameters(notebooks.find(names), profile, values)
     if plan:
-        click.echo(notebooks.told(notebooks.plan(wanted)))
-        return 0
-    if jobs > 1:
-        from .study import cluster  # Dask takes a second to import
-    with cluster.local(jobs) if jobs > 1 else nullcontext(dask) as address:
-        for parameters in wanted.values():
-            if address and "overrides" in parameters:
-                parameters["overrides"] = parameters["overrides"] | {"dask": address}
-        return notebooks.run(wanted, config.profile(profile).name, only_kept)
+        return click.echo(notebooks.plan(wanted))
+    return notebooks.run(wanted, config.profile(profile).name)
 
 
 @cli.command()
@@ -65,18 +56,21 @@ def train(method, profile, values, loss, seed, settings):
     METHOD is a method, or the name of a kept run of the profile: to train its model again.  Under torchrun each
     process takes a GPU (or the CPU) and an equal part of every batch; `workers` are those of each process.
     """
-    profile, settings = config.profile(profile, **notebooks.assigned(values)), notebooks.assigned(settings)
-    name = method if method in kept.read(profile.name) else None
-    if not name:
+    profile = config.profile(profile, **notebooks.assigned(values))
+    if method in kept.read(profile.name):
+        name, chosen = method, kept.run_of(method, profile.name)
+    else:
+        settings = notebooks.assigned(settings)
         config.method(method, **settings)  # refuses what is no setting of a method
-    chosen = kept.run_of(name, profile.name) if name else profile.run(method, loss=loss, seed=seed, **settings)
-    folder = kept.folder(name or kept.run_name(chosen), profile.name)
+        chosen = profile.run(method, loss=loss, seed=seed, **settings)
+        name = kept.run_name(chosen)
+    folder = kept.folder(name, profile.name)
     with kept.held(folder) if parallel.first() else nullcontext():  # taken before the others are let in
         parallel.join(training.choose_device(chosen.training.device))
         training.train(chosen, folder)
         parallel.leave()  # if nothing was left to train
     if parallel.first():
-        table = kept.record(folder.name, profile.name)["table"]
+        table = kept.record(name, profile.name)["table"]
         click.echo(f"{paths.shown(folder)}\nR@1: " + ", ".join(f"{row['dataset']} {row['R@1']:.3f}" for row in table))
 
 
@@ -112,12 +106,13 @@ def compare(first, second):
 @click.option("--yes", is_flag=True, help="do it; without, only say what would go")
 def remove(names, yes):
     """Remove runs, their lines and folders; what a running process holds stays."""
-    for profile, name in [kept.find(name) for name in names]:
+    for name, profile in [kept.find(label) for label in names]:
+        said = "removed" if yes else "would remove (add --yes)"
         try:
             kept.remove(name, profile) if yes else None
-            click.echo(f"{'removed' if yes else 'would remove (add --yes)'} {profile}/{name}")
         except Timeout:
-            click.echo(f"kept {profile}/{name}: a running process holds it")
+            said = "a running process holds it, kept:"
+        click.echo(f"{said} {profile}/{name}")
 
 
 @runs.command()
@@ -138,23 +133,21 @@ def verify(profile):
 def data(action, datasets, root, benchmark, mirror):
     """Say what is where, fetch what may be fetched freely, make resized copies, or decode every image."""
     root, datasets = paths.resolve(root), datasets or None
-    if action == "status":
-        click.echo(download.status(root).to_string())
     if action == "download":
         return int(bool(download.download(datasets, root, mirror)))
-    if action == "prepare":
-        click.echo(download.prepare(datasets, root, benchmark))
     if action == "verify":
         bad = download.verify(datasets, root, benchmark)
         click.echo(bad.to_string() if len(bad) else "every image can be decoded")
         return int(len(bad) > 0)
-    return 0
+    click.echo(download.status(root).to_string() if action == "status" else download.prepare(datasets, root, benchmark))
 
 
 @cli.command()
 def parameters():
     """Count the parameters of every row of the paper: results/parameters.csv."""
-    click.echo(paper.write_parameters())
+    with paths.written_whole(file := paths.RESULTS / "parameters.csv") as temporary:
+        paper.parameters().to_csv(temporary, index=False)
+    click.echo(file)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -7,6 +7,7 @@ as fractions.  A method has one colour and one marker in all figures (`looks`), 
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -25,10 +26,10 @@ from .data.batches import decode
 from .study import paper
 
 TRUE, FALSE = "#009e73", "#d55e00"  # green and red that a colour-blind reader tells apart (Okabe and Ito)
-SIZES = {"font.size": 9, "axes.titlesize": 10, "figure.titlesize": 10, "legend.fontsize": 8, "lines.markersize": 5}
-FRAME = {"axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888", "legend.frameon": False}
-STYLE = sns.axes_style("whitegrid", {"font.sans-serif": ["DejaVu Sans"]}) | SIZES | FRAME
-STYLE |= {"figure.constrained_layout.use": True, "grid.color": "#dddddd", "grid.linewidth": 0.6}
+STYLE = sns.axes_style("whitegrid", {"font.sans-serif": ["DejaVu Sans"], "grid.color": "#dddddd"})
+STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888", "legend.frameon": False}
+STYLE |= {"font.size": 9, "axes.titlesize": 10, "figure.titlesize": 10, "legend.fontsize": 8, "lines.markersize": 5}
+STYLE |= {"figure.constrained_layout.use": True, "grid.linewidth": 0.6}
 
 COLOURS = sns.color_palette("colorblind", 10).as_hex()
 OURS = COLOURS.pop(3), "*"  # no other method has PUMA's colour
@@ -38,13 +39,14 @@ LOOKS = {kind + loss: (COLOURS[n], marker) for kind, marker in KINDS.items() for
 LOOKS |= {name: (COLOURS[n % 9], "D^v<>"[n % 5]) for n, name in enumerate(config.METHODS)}
 LOOKS |= dict.fromkeys(("full", "full fine-tuning"), LOOKS["universal CurricularFace"]) | {"puma": OURS}
 LOOKS |= {name: LOOKS[method] for name, method in paper.METHODS.items()} | {"universal PUMA": OURS}
+LOOKS |= dict.fromkeys(("frozen", "pretrained"), ("#555555", "_"))  # a dash, what the others start from
 
 
 def looks(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Colour and marker of each name: a method of the paper has its own everywhere, others take the next of a cycle."""
     others = [name for name in dict.fromkeys(names) if name not in LOOKS]
     cycle = {name: (COLOURS[n % 9], "XPdph"[n % 5]) for n, name in enumerate(others)}
-    return {name: LOOKS.get(name) or cycle[name] for name in dict.fromkeys(names)}
+    return {name: LOOKS[name] for name in names if name in LOOKS} | cycle
 
 
 def save(figure: Figure, path: str | Path) -> Path:
@@ -56,10 +58,10 @@ def save(figure: Figure, path: str | Path) -> Path:
     return Path(path)
 
 
-def accuracy_bars(tidy: pd.DataFrame, metric: str = "R@1") -> Figure:
-    """`metric` of each method on each dataset, unified and harmonic, with 95 % intervals (Table 2)."""
-    table = _of_metric(tidy, metric).rename(columns={"dataset": "place"})
-    return intervals(table, f"{metric} (%)", f"{metric} on each dataset and overall; bars are 95 % intervals")
+def accuracy_bars(tidy: pd.DataFrame) -> Figure:
+    """R@1 of each method on each dataset, unified and harmonic, with 95 % intervals (Table 2); "frozen" are dashes."""
+    table = _of_metric(tidy, "R@1").rename(columns={"dataset": "place"})
+    return intervals(table, "R@1 (%)", "R@1 on each dataset and overall; bars are 95 % intervals")
 
 
 @plt.rc_context(STYLE)
@@ -69,7 +71,7 @@ def intervals(table: pd.DataFrame, ylabel: str | Mapping, title="", joined=False
     `table` has the columns place, row (its look), value, low and high in the unit of the axis; and, if need be, panel
     (then `ylabel` may be by panel) and printed, the paper's number, drawn hollow.
     """
-    table = _known(table, "place", "row", "value", "low", "high").reset_index(drop=True)
+    table = table.reset_index(drop=True)
     panels = table.groupby(table.get("panel", pd.Series("", table.index)), sort=False)
     look, wide = looks(table["row"]), min(4, len(panels))
     width = 9.5 if max(table["place"].nunique(), 3 * wide) > 4 else 5.5
@@ -88,11 +90,10 @@ def intervals(table: pd.DataFrame, ylabel: str | Mapping, title="", joined=False
             axis.axvspan(places.index(place) - 0.5, places.index(place) + 0.5, color="#f2f2f2", zorder=0)
         if zero:
             axis.axhline(0, color="#888888", linewidth=1)
-        axis.set(xlim=(-0.5, len(places) - 0.5), title=panel, xlabel=xlabel)
-        axis.set_ylabel(ylabel if isinstance(ylabel, str) else ylabel[panel])
+        unit = ylabel if isinstance(ylabel, str) else ylabel[panel]
+        axis.set(xlim=(-0.5, len(places) - 0.5), title=panel, xlabel=xlabel, ylabel=unit)
         crowded = sum(max(map(len, str(place).split("\n"))) for place in places) > 100 / wide
-        turned = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
-        axis.set_xticks(range(len(places)), places, **turned)
+        axis.set_xticks(range(len(places)), places, rotation=40 * crowded, ha="right" if crowded else "center")
         axis.grid(axis="x", visible=False)
     return _finished(figure, axes, title)
 
@@ -104,14 +105,14 @@ def curves(tidy: pd.DataFrame, x: Mapping, xlabel: str, columns=paper.OVERALL, m
     """
     check_known("column", columns, tidy["dataset"].unique())
     table = _of_metric(tidy[tidy["row"].isin(list(x)) & tidy["dataset"].isin(columns)], metric)
-    table = table.assign(panel=pd.Categorical(table["dataset"], columns), place=[x[row][1] for row in table["row"]])
-    table["row"] = [x[row][0] for row in table["row"]]
+    table[["row", "place"]] = [x[row] for row in table["row"]]
+    table["panel"] = pd.Categorical(table["dataset"], columns)
     table = table.sort_values(["panel", "place"], kind="stable").astype({"panel": str})
     return intervals(table.assign(place=table["place"].map("{:g}".format)), f"{metric} (%)", joined=True, xlabel=xlabel)
 
 
 @plt.rc_context(STYLE)
-def against(panels: Mapping[str, pd.DataFrame], xlabel: str, ylabel: str, title="", log="", joined=False) -> Figure:
+def against(panels: Mapping[str, pd.DataFrame], xlabel: str, ylabel: str, log="", joined=False) -> Figure:
     """Values over numbers, a panel per table with the columns row, x, value, low and high; `log` is "x" or "xy".
 
     Points with their intervals, or `joined` by a line without; a row without an x is a horizontal line.
@@ -119,28 +120,24 @@ def against(panels: Mapping[str, pd.DataFrame], xlabel: str, ylabel: str, title=
     look = looks([row for table in panels.values() for row in table["row"]])
     figure, axes = _figure(1, len(panels), 9.5 if len(panels) > 1 else 7, 4 + 0.07 * len(look))
     for axis, (head, table) in zip(axes.flat, panels.items(), strict=True):
-        for row, part in _known(table, "row", "x", "value").groupby("row", sort=False):
-            colour, marker = look[row]
-            if joined:
-                every = -(-len(part) // 8)
-                axis.plot(part["x"], part["value"], color=colour, marker=marker, markevery=every, label=row)
-            elif part["x"].isna().any():
+        for row, part in table.groupby("row", sort=False):
+            if part["x"].isna().any():
                 axis.axhline(part["value"].item(), color="#888888", linestyle="--", linewidth=1, label=row)
             else:
-                _dots(axis, part["x"], part, row, look[row])
+                _dots(axis, part["x"], part, row, look[row], joined)
         axis.set(xlabel=xlabel, ylabel=ylabel, title=head, **{f"{side}scale": "log" for side in log})
         for side in [axis.xaxis, axis.yaxis][: len(log)]:
             side.set_major_formatter("{x:,g}")
             side.set_minor_formatter(LogFormatter())  # those between powers of ten, where there is room
-    return _finished(figure, axes, title)
+    return _finished(figure, axes)
 
 
-def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int], metric: str = "R@1") -> Figure:
-    """Harmonic and unified `metric` against each method's number of trainable parameters, a dict or Series (Fig. 2)."""
-    table = _of_metric(tidy, metric)
-    table = table.assign(x=[trainable[row] / 1e6 for row in table["row"]]).query("x > 0")  # the axis has no zero
+def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int]) -> Figure:
+    """Harmonic and unified R@1 against each method's number of trainable parameters, a dict or Series (Fig. 2)."""
+    table = _of_metric(tidy, "R@1")
+    table["x"] = [trainable[row] / 1e6 or np.nan for row in table["row"]]  # the axis has no zero
     panels = {name: table[table["dataset"] == name] for name in ("harmonic", "unified")}
-    return against(panels, "trainable parameters (millions): up and to the left is better", f"{metric} (%)", log="x")
+    return against(panels, "trainable parameters (millions): up and to the left is better", "R@1 (%)", log="x")
 
 
 def class_sizes(benchmark: Benchmark) -> Figure:
@@ -157,17 +154,16 @@ def ranks(panels: Mapping[str, pd.DataFrame], group: Mapping[str, str]) -> Figur
     """A line per row from its rank in the first column to that in the last, 1 on top; its look is its group's."""
     rows = max(map(len, panels.values()))
     figure, axes = _figure(1, len(panels), 9.5 if len(panels) > 1 else 7.5, 1.2 + 0.25 * rows)
-    look = looks([group[row] for table in panels.values() for row in table.index])
+    look = looks(group.values())
     for axis, (title, table) in zip(axes.flat, panels.items(), strict=True):
         last = table.shape[1] - 1
         for row, places in table.rank(ascending=False, method="first").iterrows():
             colour, marker = look[group[row]]
-            axis.plot(range(last + 1), places, color=colour, marker=marker, label=group[row])
+            axis.plot(list(table), places, color=colour, marker=marker, label=group[row])
             for x, off, side in ((0, -0.06, "right"), (last, 0.06, "left")):
                 text = f"{row}  {table.loc[row].iloc[x]:.1f}"
                 axis.text(x + off, places.iloc[x], text, ha=side, va="center", fontsize=8, color=colour)
         axis.set(xlim=(-0.7 * last, 1.7 * last), ylim=(rows + 0.6, 0.4), title=title, yticks=[])
-        axis.set_xticks(range(last + 1), table.columns)
         axis.spines[:].set_visible(False)
         axis.grid(visible=False)
     return _finished(figure, axes)
@@ -176,12 +172,10 @@ def ranks(panels: Mapping[str, pd.DataFrame], group: Mapping[str, str]) -> Figur
 @plt.rc_context(STYLE)
 def heatmap(table: pd.DataFrame, title: str, label: str, fmt: str = "", signed: bool = False) -> Figure:
     """Rows by columns as colours (Fig. 4), NaN left out; `fmt` writes the numbers, `signed` is a scale from -1 to 1."""
-    names = max(map(len, map(str, table.index)))
-    width = 2 + (0.6 if fmt else 0.4) * table.shape[1] + 0.06 * names
-    figure, axes = _figure(1, 1, max(4.5, width), 1.5 + (0.36 if names < 40 else 0.2) * len(table))
-    scale = {"cmap": "vlag_r", "vmin": -1, "vmax": 1} if signed else {"cmap": "viridis"}
-    look = {"linewidths": 0.4, "annot_kws": {"size": 7}, "cbar_kws": {"label": label, "pad": 0.02}}
-    axis = sns.heatmap(table, ax=axes[0, 0], annot=bool(fmt), fmt=fmt, yticklabels=True, **scale, **look)
+    figure, axes = _figure(1, 1, max(4.5, 3 + (0.6 if fmt else 0.4) * table.shape[1]), 1.5 + 0.36 * len(table))
+    look = {"cmap": "vlag_r", "vmin": -1, "vmax": 1} if signed else {"cmap": "viridis"}
+    look |= {"linewidths": 0.4, "annot_kws": {"size": 7}, "cbar_kws": {"label": label, "pad": 0.02}}
+    axis = sns.heatmap(table, ax=axes[0, 0], annot=bool(fmt), fmt=fmt, yticklabels=True, **look)
     axis.grid(visible=False)
     axis.set(xlabel=table.columns.name or "", ylabel="", title=title)
     axis.tick_params(axis="y", rotation=0)
@@ -193,11 +187,10 @@ def heatmap(table: pd.DataFrame, title: str, label: str, fmt: str = "", signed: 
 def embedding_map(points: pd.DataFrame, title: str = "t-SNE of the embedding space") -> Figure:
     """A map of images (columns x, y, dataset, label), coloured by dataset and by class (Fig. 10)."""
     figure, axes = _figure(1, 2, 9.5, 4.9)
-    size = float(np.clip(12000 / len(points), 1.5, 14))
+    size, codes = float(np.clip(12000 / len(points), 1.5, 14)), pd.factorize(points["label"])[0]
     for name, (colour, _) in looks(points["dataset"]).items():
         mine = points[points["dataset"] == name]
         axes[0, 0].scatter(mine["x"], mine["y"], s=size, color=colour, linewidths=0, label=name)
-    codes = pd.factorize(points["label"])[0]
     hues = np.asarray(sns.husl_palette(32, l=0.55))[codes * 13 % 32]  # classes that follow each other differ
     axes[0, 1].scatter(points["x"], points["y"], s=size, c=hues, linewidths=0)
     for axis, what in zip(axes.flat, ("by dataset", f"by class ({codes.max() + 1:,}; hues repeat)"), strict=True):
@@ -206,9 +199,9 @@ def embedding_map(points: pd.DataFrame, title: str = "t-SNE of the embedding spa
 
 
 @plt.rc_context(STYLE)
-def contact_sheet(benchmark: Benchmark, per_dataset: int = 12, seed: int = 0) -> Figure:
+def contact_sheet(benchmark: Benchmark, per_dataset: int = 12) -> Figure:
     """A row of `per_dataset` pictures per dataset, two by two of one class, with the numbers of classes and images."""
-    rng, groups = np.random.default_rng(seed), benchmark.images.groupby("dataset", sort=False)
+    rng, groups = np.random.default_rng(0), benchmark.images.groupby("dataset", sort=False)
     figure, axes = _figure(len(groups), 1, 9.5, 0.85, extra=0.25)
     for axis, (name, images) in zip(axes.flat, groups, strict=True):
         labels = rng.permutation(images["label"].unique())[: (per_dataset + 1) // 2]
@@ -235,20 +228,20 @@ def retrieval_grid(benchmark: Benchmark, queries: Sequence[int], found: Mapping[
     images, k = benchmark.test, max(rows.shape[1] for rows in found.values())
     height = 1.08 * len(found) + 0.12  # a picture is 1 wide and high
     figure, axes = _figure(1, 1, 9.5, 0.4 + 8 * len(queries) * height / (k + 3.5))
+    axis = axes[0, 0]
     for number, position in enumerate(queries):
         query, top = images.iloc[position], number * height
-        lead = top + 0.54 * (len(found) - 1)
-        _picture(axes[0, 0], benchmark, query, 0, lead, "#222222")
-        axes[0, 0].text(-0.15, lead + 0.5, f"{query['dataset']}\n{query['class_name']!s:.16}", ha="right", va="center")
+        lead, named = top + 0.54 * (len(found) - 1), textwrap.fill(str(query["class_name"]), 18)
+        _picture(axis, benchmark, query, 0, lead, "#222222")
+        axis.text(-0.15, lead + 0.5, f"{query['dataset']}\n{named}", ha="right", va="center")
         for line, (name, rows) in enumerate(found.items()):
-            for place, other in enumerate(rows[number]):
-                same = images["label"].iloc[other] == query["label"]
-                edge = (TRUE, "-") if same else (FALSE, (0, (2, 1)))
-                _picture(axes[0, 0], benchmark, images.iloc[other], 1.35 + 1.08 * place, top + 1.08 * line, *edge)
-            axes[0, 0].text(1.4 + 1.08 * k, top + 1.08 * line + 0.5, name, va="center")
-    axes[0, 0].set(xlim=(-1.9, 3 + 1.08 * k), ylim=(len(queries) * height, -0.1), aspect="equal")
-    axes[0, 0].set_title(f"Query (left) and its {k} nearest: same class green, another class red and dashed")
-    axes[0, 0].axis("off")
+            for place, other in enumerate(images.iloc[rows[number]].itertuples()):
+                edge = (TRUE, "-") if other.label == query["label"] else (FALSE, (0, (2, 1)))
+                _picture(axis, benchmark, other, 1.35 + 1.08 * place, top + 1.08 * line, *edge)
+            axis.text(1.4 + 1.08 * k, top + 1.08 * line + 0.5, name, va="center")
+    title = f"Query (left) and its {k} nearest: same class green, another class red and dashed"
+    axis.set(xlim=(-1.9, 3 + 1.08 * k), ylim=(len(queries) * height, -0.1), aspect="equal", title=title)
+    axis.axis("off")
     return figure
 
 
@@ -268,11 +261,23 @@ def losses_in_the_plane(descents: Mapping[str, Mapping]) -> Figure:
     return _finished(figure, axes, "Grey: before. Outer ring: after. Arrows: the first pull. Crosses: proxies")
 
 
-def claims(judged: pd.DataFrame) -> Figure:
-    """Every claim with its verdicts: columns `claim`, "paper's tables" and `here` (holds, fails), `support` (percent)."""
-    said = judged[["paper's tables", "here"]].apply(lambda column: column.map({"holds": 1.0, "fails": -1.0}))
-    table = said.assign(support=judged["support"] / 50 - 1).set_axis(judged["claim"].rename(None))
-    return heatmap(table, "", "-1: fails, or never in resamples; 1: holds, or always", signed=True)
+@plt.rc_context(STYLE)
+def claims(scorecard: pd.DataFrame) -> Figure:
+    """Every claim of `study.scorecard`, by section: what the paper's print and what the runs here say of it."""
+    figure, axes = _figure(1, 1, 9.5, 1.2 + 0.21 * len(scorecard))
+    axis, table = axes[0, 0], scorecard.sort_values("section", kind="stable").reset_index(drop=True)
+    marks = {"supported": (TRUE, "o"), "contradicted": (FALSE, "X"), "undecided": ("#888888", "D")}
+    printed = table["print"].replace({"holds": "supported", "fails": "contradicted"})
+    for x, verdicts in enumerate((printed, table["here"])):
+        for verdict, (colour, marker) in marks.items():
+            at = np.flatnonzero(verdicts == verdict)
+            axis.plot([x] * len(at), at, marker, color=colour, label=verdict if len(at) else None, markersize=7)
+    axis.set(xlim=(-0.5, 1.5), ylim=(len(table) - 0.5, -0.5))
+    names = [textwrap.shorten(name, 90) for name in table["section"] + "  " + table["claim"]]
+    axis.set_yticks(range(len(table)), names, fontsize=8)
+    axis.set_xticks([0, 1], ["the paper's tables", "here"])
+    axis.xaxis.tick_top()
+    return _finished(figure, axes)
 
 
 def _figure(rows: int, columns: int, width: float, height: float, extra: float = 0) -> tuple[Figure, np.ndarray]:
@@ -295,16 +300,11 @@ def _finished(figure: Figure, axes: np.ndarray, title: str = "", **style) -> Fig
     return figure
 
 
-def _known(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    missing = [name for name in columns if name not in table]
-    if missing or table.empty:
-        raise ValueError(f"the table of a figure {'lacks ' + ', '.join(missing) if missing else 'is empty'}")
-    return table
-
-
 def _of_metric(tidy: pd.DataFrame, metric: str) -> pd.DataFrame:
     """The lines of `metric` in a tidy table, one per row and dataset, in percent."""
-    table = tidy[_known(tidy, "row", "dataset", "metric", "value", "low", "high")["metric"] == metric]
+    if lacking := [name for name in ("row", "dataset", "metric", "value", "low", "high") if name not in tidy]:
+        raise ValueError(f"the table of a figure lacks {', '.join(lacking)}")
+    table = tidy[tidy["metric"] == metric]
     if table.empty or table.duplicated(["row", "dataset"]).any():
         known = ", ".join(tidy["metric"].unique())
         raise ValueError(f"a figure needs {metric} once for each row and dataset; the table's metrics: {known}")
@@ -313,18 +313,19 @@ def _of_metric(tidy: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 def _dots(axis, x, rows: pd.DataFrame, label: str, look: tuple[str, str], joined: bool = False) -> None:
     """Values with their intervals, or a line with a band; one without an interval stands alone, PUMA's are on top."""
-    spread = np.stack([rows["value"] - rows["low"], rows["high"] - rows["value"]]).astype(float).clip(0)
-    style = {"color": look[0], "label": label} | ({"markersize": 9, "zorder": 3} if look == OURS else {"zorder": 2})
+    style = {"color": look[0], "label": label} | ({"markersize": 9, "zorder": 3} if look[1] in "*_" else {"zorder": 2})
     if joined:
-        axis.fill_between(x, rows["low"], rows["high"], color=look[0], alpha=0.15, linewidth=0)
-        axis.plot(x, rows["value"], marker=look[1], **style)
+        axis.plot(x, rows["value"], marker=look[1], markevery=-(-len(rows) // 8), **style)
+        if "low" in rows:
+            axis.fill_between(x, rows["low"], rows["high"], color=look[0], alpha=0.15, linewidth=0)
     else:
+        spread = np.stack([rows["value"] - rows["low"], rows["high"] - rows["value"]]).astype(float).clip(0)
         axis.errorbar(x, rows["value"], spread, fmt=look[1], elinewidth=1.2, ecolor=(look[0], 0.6), **style)
 
 
-def _picture(axis, benchmark: Benchmark, image: pd.Series, left: float, top: float, edge="none", dash="-") -> None:
+def _picture(axis, benchmark: Benchmark, image, left: float, top: float, edge="none", dash="-") -> None:
     """The centre of an image of the table; BOX averages the pixels of large ones and keeps those of small ones square."""
-    at, pixels = image["path"], benchmark.pixels
+    at, pixels = image.path, benchmark.pixels
     picture = decode(benchmark.root / at) if pixels is None else Image.fromarray(pixels[int(at)])
     axis.imshow(ImageOps.fit(picture, (96, 96), Image.Resampling.BOX), extent=(left, left + 1, top + 1, top))
     axis.add_patch(Rectangle((left, top), 1, 1, fill=False, edgecolor=edge, linewidth=2.5, linestyle=dash))

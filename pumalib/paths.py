@@ -1,8 +1,7 @@
 """Every folder of the project: from this file's place, or from the environment.
 
-papermill starts kernels in the caller's folder and nbval in the notebook's, so nothing else in the
-project may rely on the current folder.  `PUMALIB_ROOT` moves the whole project (needed only where
-pumalib is installed away from its checkout); `PUMALIB_RESULTS` and `PUMALIB_CACHE` move what is written.
+Kernels start in unlike folders, so nothing may rely on the current one.  `PUMALIB_ROOT` moves the whole project (only
+where pumalib is installed away from its checkout); `PUMALIB_RESULTS` and `PUMALIB_CACHE` move what is written.
 """
 
 import os
@@ -13,7 +12,7 @@ ROOT = Path(os.environ.get("PUMALIB_ROOT", Path(__file__).resolve().parent.paren
 NOTEBOOKS = ROOT / "notebooks"
 PROFILES = NOTEBOOKS / "profiles"
 PAPER = ROOT / "data" / "paper"  # the numbers the paper prints
-MINI = ROOT / "data" / "mini"  # the embedded backbone
+MINI = ROOT / "data" / "mini"  # the embedded benchmark and its backbones
 CACHE = Path(os.environ.get("PUMALIB_CACHE", ROOT / "data" / "cache")).expanduser().resolve()
 RESULTS = Path(os.environ.get("PUMALIB_RESULTS", ROOT / "results")).expanduser().resolve()
 
@@ -25,22 +24,15 @@ def resolve(path: str | Path) -> Path:
 
 @contextmanager
 def written_whole(path: Path):
-    """Give a temporary path beside `path` to write to; rename it to `path` only if nothing was raised.
-
-    Raises:
-        OSError: the folder cannot be written or the disk is full; the message says how to write elsewhere.
-    """
+    """Give a temporary path to write to, renamed to `path` only if nothing was raised; an OSError names the remedy."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
-        raise OSError(
-            error.errno,
-            f"cannot write {path}: {error.strerror or error}; free some space, or name another folder for what is written: "
-            "PUMALIB_RESULTS=<folder> (PUMALIB_CACHE=<folder> for the cache)",
-        ) from error
+        remedy = "free some space, or write elsewhere: PUMALIB_RESULTS=<folder> (PUMALIB_CACHE=<folder> for the cache)"
+        raise OSError(error.errno, f"cannot write {path}: {error.strerror or error}; {remedy}") from error
     finally:
         temporary.unlink(missing_ok=True)
 

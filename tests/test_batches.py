@@ -2,13 +2,13 @@
 
 import io
 import multiprocessing
+import re
 import sys
 import time
-import warnings
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 import torch
 from PIL import Image, ImageOps
@@ -19,7 +19,7 @@ from pumalib.data import COLUMNS, Benchmark, batches
 from pumalib.data.batches import ImageError, Plan, View, decode
 
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-TEST, TRAIN = View(32, *HALF), View(32, *HALF, crop_scale=(0.2, 1.0), flip=True)
+TRAIN = View(32, *HALF, crop_scale=(0.2, 1.0), flip=True)
 
 
 def photo(height, width, seed=0):
@@ -55,34 +55,31 @@ def embedded():
 
 
 def test_random_batches_cover_and_change_with_the_epoch():
-    one = batches.random_batches(23, 5, seed=3, epoch=0)
+    one, again, *others = (batches.random_batches(23, 5, *keys) for keys in ((3, 0), (3, 0), (3, 1), (4, 0)))
     assert [len(b) for b in one] == [5, 5, 5, 5]  # the incomplete fifth is dropped
     assert len(set(np.concatenate(one))) == 20
-    assert all((a == b).all() for a, b in zip(one, batches.random_batches(23, 5, seed=3, epoch=0)))
-    for seed, epoch in ((3, 1), (4, 0)):
-        assert not (np.concatenate(one) == np.concatenate(batches.random_batches(23, 5, seed, epoch))).all()
+    assert np.array_equal(one, again) and not any(np.array_equal(one, other) for other in others)
     (only,) = batches.random_batches(3, 5, seed=0, epoch=0)
     assert sorted(only) == [0, 1, 2]
     assert [b.tolist() for b in batches.ordered_batches(5, 2)] == [[0, 1], [2, 3], [4]]
 
 
-def test_class_batches():
+@pytest.mark.parametrize("repeat", [True, False])
+def test_class_batches(repeat):
     labels = np.repeat(np.arange(10), [1, 2, 3, 4, 5, 6, 7, 8, 9, 30])[::-1]
-    drawn = batches.class_batches(labels, 4, 4, seed=1, epoch=2)
+    drawn = batches.class_batches(labels, 4, 4, repeat, seed=1, epoch=2)
     assert len(drawn) == len(labels) // 16
+    distinct = []
     for batch in drawn:
         classes = labels[batch].reshape(4, 4)
         assert (classes == classes[:, :1]).all() and len(set(classes[:, 0])) == 4
         for four in batch.reshape(4, 4):
-            size = (labels == labels[four[0]]).sum()
-            assert len(set(four)) == min(4, size)  # repeats only where a class is too small, and then all its images
-    firsts = np.concatenate([labels[b][::4] for b in drawn])
-    assert set(firsts[:10]) == set(range(10))  # all classes once before one comes again
-    assert all((a == b).all() for a, b in zip(drawn, batches.class_batches(labels, 4, 4, seed=1, epoch=2)))
-    assert not (drawn[0] == batches.class_batches(labels, 4, 4, seed=1, epoch=3)[0]).all()
-    assert [len(b) for b in batches.class_batches([0] * 10 + [1] * 10, 180, 4, seed=0, epoch=0)] == [8, 8]
-    sparse = batches.class_batches(list(range(7)), 3, 4, seed=0, epoch=0)  # 7 images, one per class
-    assert len(sparse) == 3 and set(np.concatenate(sparse)) == set(range(7))
+            distinct.append(len(set(four)) == min(4, (labels == labels[four[0]]).sum()))
+    assert all(distinct) != repeat  # without, a class repeats images only where it has too few, and then all of them
+    assert np.array_equal(drawn, batches.class_batches(labels, 4, 4, repeat, seed=1, epoch=2))
+    assert not np.array_equal(drawn, batches.class_batches(labels, 4, 4, repeat, seed=1, epoch=3))
+    (few,) = batches.class_batches([0] * 10 + [1] * 10, 5, 4, repeat, seed=0, epoch=0)
+    assert len(few) == 20 and {4, 8, 12} >= {(few < 10).sum()}  # a batch keeps its size: classes come again
 
 
 def test_few_shot():
@@ -101,7 +98,7 @@ def test_few_shot():
 def test_the_orders_of_kept_runs():
     """Printed once and kept: another order would orphan them."""
     assert batches.random_batches(8, 4, seed=1, epoch=2)[0].tolist() == [0, 2, 6, 5]
-    assert batches.class_batches([0, 0, 1, 1, 2, 2], 2, 2, seed=1, epoch=0)[0].tolist() == [4, 5, 1, 0]
+    assert batches.class_batches([0, 0, 1, 1, 2, 2], 2, 2, False, seed=1, epoch=0)[0].tolist() == [4, 5, 1, 0]
     images = pd.DataFrame({"path": range(8), "label": [0] * 4 + [1] * 4, "split": "train"})
     assert batches.few_shot(images, 2, seed=1)["path"].tolist() == [0, 1, 4, 6]
 
@@ -139,14 +136,12 @@ def test_every_kind_of_image_becomes_rgb(name, tmp_path):
         assert decode(image).tobytes() == found.tobytes()
 
 
-def test_values_without_an_agreed_range_are_refused(tmp_path):
+def test_values_without_an_agreed_range_the_first_frame_and_the_orientation(tmp_path):
     for name, values in (("float", np.ones((4, 4), np.float32)), ("wide", np.full((4, 4), 70000, np.int32))):
         Image.fromarray(values).save(tmp_path / f"{name}.tif")
         with pytest.raises(ImageError, match=rf"{name}\.tif: cannot be read.*save it with 8 or 16 bits"):
             decode(tmp_path / f"{name}.tif")
 
-
-def test_the_first_frame_and_the_orientation(tmp_path):
     first, second = photo(20, 30, 1), photo(20, 30, 2)
     first.save(tmp_path / "a.gif", save_all=True, append_images=[second])
     with Image.open(tmp_path / "a.gif") as opened:
@@ -173,10 +168,14 @@ def damaged(tmp_path):
     return table([f"{i}.jpg" for i in range(12)], [i % 4 for i in range(12)], root=tmp_path)
 
 
-@pytest.mark.parametrize("name, cause", [("3", "truncated"), ("8", "identify"), ("10", "No such file")])
-def test_an_unreadable_image_is_named(damaged, name, cause):
-    with pytest.raises(ImageError, match=rf"{name}\.jpg: cannot.*{cause}.*drop_unreadable.*data verify"):
-        decode(damaged.root / f"{name}.jpg")
+def test_unreadable_images_are_named_and_dropped(damaged):
+    errors = [str(error) for error in batches.unreadable(damaged).values()]
+    for name, cause, error in zip((3, 8, 10), ("truncated", "identify", "No such file"), errors, strict=True):
+        assert re.search(rf"{name}\.jpg: cannot.*{cause}.*drop_unreadable.*data verify", error)
+    with pytest.warns(UserWarning, match=r"3 of 12 images.*\n  3.jpg\n  8.jpg\n  10.jpg"):
+        left = batches.drop_unreadable(damaged)
+    assert list(left.images.path) == [f"{i}.jpg" for i in range(12) if i not in (3, 8, 10)]
+    assert list(left.images.index) == list(range(9)) and batches.drop_unreadable(left) is left
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -185,20 +184,14 @@ def test_an_unreadable_image_stops_the_batches(damaged, workers):
     with pytest.raises(ImageError, match=r"3\.jpg: cannot be read") as caught:
         next(batches.batches(damaged, damaged.images, plan, TRAIN))
     assert "Traceback" not in str(caught.value)
+    within_20_s(lambda: not multiprocessing.active_children())
+
+
+def within_20_s(condition):
     deadline = time.monotonic() + 20  # a busy machine takes its time
-    while multiprocessing.active_children() and time.monotonic() < deadline:
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert not multiprocessing.active_children()
-
-
-def test_drop_unreadable(damaged):
-    with pytest.warns(UserWarning, match=r"3 of 12 images.*\n  3.jpg\n  8.jpg\n  10.jpg"):
-        left = batches.drop_unreadable(damaged)
-    assert list(left.images.path) == [f"{i}.jpg" for i in range(12) if i not in (3, 8, 10)]
-    assert list(left.images.index) == list(range(9)) and len(damaged.images) == 12
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert batches.drop_unreadable(left) is left
 
 
 # ---- views
@@ -206,45 +199,23 @@ def test_drop_unreadable(damaged):
 
 def test_views_of_the_settings():
     settings = config.Data(image_size=64, crop_scale=(0.5, 1.0), resize="shorter", flip=False)
-    assert batches.test_view(settings, *HALF) == View(64, *HALF, "shorter")
     assert batches.train_view(settings, *HALF) == View(64, *HALF, "shorter", (0.5, 1.0))
-    assert batches.test_view(config.Data(benchmark="folders", root="x"), *HALF).upright
-    assert not batches.test_view(config.Data(benchmark="folders", root="x", upright=False), *HALF).upright
+    for asked, upright in ((None, True), (False, False)):
+        settings = config.Data(benchmark="folders", root="x", upright=asked)
+        assert batches.test_view(settings, *HALF) == View(224, *HALF, upright=upright)
 
 
-@pytest.mark.parametrize("resize, full", [("both", (256, 256)), ("shorter", (256, 384))])
-def test_the_test_view_is_resize_and_centre_crop(resize, full):
-    image = photo(300, 450)
-    bicubic = v2.InterpolationMode.BICUBIC
-    expected = v2.functional.center_crop(v2.functional.resize(image, full, bicubic), 224)
-    assert torch.equal(batches.pixels(image, View(224, *HALF, resize)), v2.functional.pil_to_tensor(expected))
-
-
-def test_a_long_strip_is_shown_as_if_it_had_been_resized_whole():
+def test_the_test_view_is_resize_and_centre_crop_of_a_long_strip_too():
+    image, bicubic = photo(300, 450), v2.InterpolationMode.BICUBIC
+    for resize, full in (("both", (256, 256)), ("shorter", (256, 384))):
+        expected = v2.functional.center_crop(v2.functional.resize(image, full, bicubic), 224)
+        assert torch.equal(batches.pixels(image, View(224, *HALF, resize)), v2.functional.pil_to_tensor(expected))
     strip, view = photo(40, 400), View(32, *HALF, "shorter")
-    expected = v2.functional.resize(strip, (37, 370), v2.InterpolationMode.BICUBIC)
+    expected = v2.functional.resize(strip, (37, 370), bicubic)
     expected = v2.functional.pil_to_tensor(v2.functional.center_crop(expected, 32)).int()
     assert (batches.pixels(strip, view) - expected).abs().max() <= 1
     for size in ((30000, 2), (2, 30000), (1, 1)):
         assert batches.pixels(Image.new("RGB", size), View(224, *HALF, "shorter")).shape == (3, 224, 224)
-
-
-def test_the_training_view_is_torchvisions_and_leaves_its_generator_alone():
-    image, view = photo(60, 80), View(32, *HALF, crop_scale=(0.2, 0.6))
-    before = torch.get_rng_state()
-    ours = batches.pixels(image, view, seed=7)
-    assert torch.equal(torch.get_rng_state(), before)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        crop = v2.RandomResizedCrop(32, (0.2, 0.6), interpolation=v2.InterpolationMode.BICUBIC)(image)
-    assert torch.equal(ours, v2.functional.pil_to_tensor(crop))
-
-
-def test_normalise():
-    images = torch.arange(2 * 3 * 4 * 4, dtype=torch.uint8).reshape(2, 3, 4, 4)
-    ours = batches.normalise(images, View(4, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
-    assert ours.dtype == torch.float32 and images[0, 0, 0, 1] == 1
-    torch.testing.assert_close(ours, v2.functional.normalize(images / 255, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
 
 
 # ---- batches
@@ -286,25 +257,30 @@ def test_the_views_of_a_batch_differ(embedded):
 
 
 def test_embedded_pixels_of_the_right_size_are_only_normalised(embedded):
-    rows = embedded.images.iloc[[7, 3, 50]]
-    ((images, positions),) = batches.batches(embedded, rows, Plan([np.array([2, 0])]), TEST)
-    assert positions.tolist() == [2, 0]
-    torch.testing.assert_close(images.permute(0, 2, 3, 1).numpy(), np.float32(embedded.pixels[[50, 7]] / 127.5 - 1))
+    rows, colours = embedded.images.iloc[[7, 3, 50]], ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    ((images, positions),) = batches.batches(embedded, rows, Plan([np.array([2, 0])]), View(32, *colours))
+    expected = torch.from_numpy(embedded.pixels[[50, 7]]).permute(0, 3, 1, 2) / 255
+    assert positions.tolist() == [2, 0] and images.dtype == torch.float32
+    torch.testing.assert_close(images, v2.functional.normalize(expected, *colours))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="forks, and looks into /proc")
+def ended(process):
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
 def test_workers_end_with_a_killed_parent(files):
     ours, theirs = multiprocessing.Pipe()
     parent = multiprocessing.get_context("fork").Process(target=hold, args=[files, theirs])
     parent.start()
-    workers = ours.recv()
-    assert len(workers) == 2 and all(map(alive, workers))
+    workers = [psutil.Process(pid) for pid in ours.recv()]
+    assert len(workers) == 2 and not any(map(ended, workers))
     parent.kill()
     parent.join()
-    deadline = time.monotonic() + 20
-    while any(map(alive, workers)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(map(alive, workers))
+    within_20_s(lambda: all(map(ended, workers)))
 
 
 def hold(benchmark, connection):
@@ -315,10 +291,3 @@ def hold(benchmark, connection):
     next(taken)
     connection.send([child.pid for child in multiprocessing.active_children()])
     time.sleep(60)
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

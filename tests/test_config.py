@@ -7,10 +7,8 @@ import yaml
 
 from pumalib import config, paths
 
-PROFILES = sorted(path.stem for path in paths.PROFILES.glob("*.yaml"))
 
-
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", sorted(path.stem for path in paths.PROFILES.glob("*.yaml")))
 def test_every_profile_reads_and_makes_every_method(name):
     profile = config.profile(name)
     for method in config.METHODS:
@@ -30,8 +28,7 @@ def test_paper_profile_is_the_papers_setting():
 
 def test_quickstart_trains_the_first_seed_of_mini():
     quick, mini = config.profile("quickstart"), config.profile("mini")
-    assert quick.seeds == mini.seeds[:1]
-    assert [quick.run(m) for m in ("linear", "full", "puma")] == [mini.run(m) for m in ("linear", "full", "puma")]
+    assert quick.seeds == mini.seeds[:1] and all(quick.run(m) == mini.run(m) for m in ("linear", "full", "puma"))
 
 
 def test_rank_scale_changes_ranks_and_nothing_else():
@@ -52,28 +49,20 @@ BAD = [
     ({"name": "../../evil"}, "name = '../../evil'"),
     ([1], "a profile is a mapping"),
 ]
-WRONG = [
-    {"epochs": 2.5},
-    {"epochs": True},
-    {"seeds": 3},
-    {"seeds": "012"},
-    {"seeds": [0, 0]},
-    {"seeds": []},
-    {"datasets": "birds"},
-    {"datasets": ["birds", "birds"]},
-    {"crop_scale": [1, 0.5]},
-    {"crop_scale": [0, 1]},
-    {"clip_value": -1},
-    {"lr": float("nan")},
-    {"lr": "fast"},
-    {"flip": "perhaps"},
-    {"dim": 0},
-    {"dim": 10**9},
-    {"micro_batch": -4},
-    {"device": "gpu"},
-    {"precision": "float16"},
-    {"image_size": 0},
-]
+WRONG = {
+    "epochs": [2.5, True],
+    "seeds": [3, "012", [0, 0], []],
+    "datasets": ["birds", ["birds", "birds"]],
+    "crop_scale": [[1, 0.5], [0, 1]],
+    "lr": [float("nan"), "fast", 0],
+    "dim": [0, 10**9],
+    "clip_value": [-1],
+    "flip": ["perhaps"],
+    "micro_batch": [-4],
+    "device": ["gpu"],
+    "precision": ["float16"],
+    "image_size": [0],
+}
 
 
 @pytest.mark.parametrize("content, message", BAD, ids=str)
@@ -84,14 +73,13 @@ def test_a_bad_profile_is_refused_with_file_and_field(tmp_path, content, message
         config.profile(str(file))
 
 
-@pytest.mark.parametrize("change", WRONG, ids=str)
-def test_a_wrong_value_is_refused_by_name_whatever_the_way_in(tmp_path, change):
-    (name,) = change
+@pytest.mark.parametrize("name, value", [(name, value) for name, values in WRONG.items() for value in values], ids=str)
+def test_a_wrong_value_is_refused_by_name_whatever_the_way_in(name, value):
     with pytest.raises(ValueError, match=f"profile 'mini': {name}"):
-        config.profile("mini", **change)
+        config.profile("mini", **{name: value})
     part = next(p for p in (config.Data, config.Training, config.Profile) if name in p.__dataclass_fields__)
     with pytest.raises(ValueError, match=name):
-        part(**change, **({"name": "x"} if part is config.Profile else {}))
+        part(**{"name": "x"} if part is config.Profile else {}, **{name: value})
 
 
 def test_numbers_are_read_as_people_mean_them(tmp_path):
@@ -126,13 +114,7 @@ def test_identity_changes_with_numbers_and_not_with_places():
     training = replace(run.training, micro_batch=4, workers=3, device="cuda")
     same = replace(run, pretrained="/elsewhere", data=replace(run.data, root="/elsewhere"), training=training)
     assert run.identity("data", "weights") == same.identity("data", "weights")
-    others = [
-        replace(run, seed=1),
-        replace(run, dim=64),
-        replace(run, method=config.METHODS["vpt"]),
-        replace(run, loss_settings={"margin": 0.2}),
-        replace(run, training=replace(run.training, lr=1)),
-    ]
-    identities = {r.identity("data", "weights") for r in [run, *others]}
-    identities |= {run.identity("other", "weights"), run.identity("data", "other")}
-    assert len(identities) == len(others) + 3
+    changes = [{"seed": 1}, {"dim": 64}, {"method": config.METHODS["vpt"]}, {"loss_settings": {"margin": 0.2}}]
+    changes += [{}, {"training": replace(run.training, lr=1)}]
+    identities = {replace(run, **change).identity("data", "weights") for change in changes}
+    assert len(identities | {run.identity("other", "weights"), run.identity("data", "other")}) == len(changes) + 2

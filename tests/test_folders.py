@@ -1,5 +1,6 @@
 """`folders`: any root/<dataset>/<class>/*.jpg as the one table; and what no benchmark may be."""
 
+import os
 import shutil
 
 import pytest
@@ -21,8 +22,7 @@ def root(tmp_path):
 
 
 def splits(images, dataset):
-    rows = images[images.dataset == dataset]
-    return dict(zip(rows.class_name, rows.split))
+    return images[images.dataset == dataset].set_index("class_name")["split"].to_dict()
 
 
 def test_first_half_of_sorted_classes_is_train(root):
@@ -52,15 +52,15 @@ def test_only_images_of_the_named_datasets(root):
 
 
 @pytest.mark.parametrize(
-    "break_it, message",
+    ("break_it", "message"),
     [
-        (lambda root: shutil.rmtree(root), "is not a folder"),
-        (lambda root: [shutil.rmtree(root / d) for d in ("birds", "cars")], "holds no dataset folders"),
-        (lambda root: (root / "empty").mkdir(), "dataset 'empty': .*holds no class folders"),
-        (lambda root: (root / "cars" / "void").mkdir(), r"dataset 'cars': class folder .*void holds no image .*\.jpg"),
-        (lambda root: [shutil.rmtree(root / "cars" / c) for c in "wxy"], r"dataset 'cars' has 1 class\(es\)"),
+        (lambda root: shutil.rmtree(root), "data holds no dataset folder; root= is the folder of <dataset>/<class>/"),
+        (lambda root: (root / "empty").mkdir(), "empty holds no class folder; root= is"),
+        (lambda root: (root / "cars" / "void").mkdir(), r"cars/void holds no image; .*\.jpg.*: fill"),
+        (lambda root: [shutil.rmtree(root / "cars" / c) for c in "xyz"], "'cars': .* 0 in test; at least 2.*: add"),
         (lambda root: (root / "cars").rename(root / "unified"), "'unified': the name of an overall accuracy; rename"),
         (lambda root: [(root / f"cars/{c}/{i}.png").unlink() for c in "yz" for i in (0, 1)], "'cars': no query has"),
+        (lambda root: os.rename(root / "cars", os.fsencode(root) + b"/\xe4"), r"b'\\xe4' is not UTF-8; rename it"),
     ],
 )
 def test_what_cannot_be_a_benchmark(root, break_it, message):
@@ -73,8 +73,7 @@ def test_split_per_class(root):
     text = "dataset,class_name,split\nbirds,a,test\nbirds,b,train\nbirds,Ärger mit Leerzeichen,train\nbirds,c,test\n"
     (root / "split.csv").write_text(text + "birds,d,test\ncars,w,test\n", encoding="utf-8-sig")
     images = data.read("folders", root, ["birds"]).images  # rows of other datasets may be unfinished
-    train = {name for name, split in splits(images, "birds").items() if split == "train"}
-    assert train == {"b", "Ärger mit Leerzeichen"}
+    assert set(images[images.split == "train"].class_name) == {"b", "Ärger mit Leerzeichen"}
 
 
 def per_image(root, split):
@@ -95,21 +94,20 @@ def test_split_per_image_with_query_and_gallery(root):
 
 
 @pytest.mark.parametrize(
-    "text, message",
+    ("text", "message"),
     [
         ("a,b\n1,2\n", r"split.csv: columns \['a', 'b'\]; expected dataset,class_name,split or path,split"),
-        ("", "split.csv: columns"),
-        ("dataset,class_name,split\ncars,w,train\ncars,x\n", "split.csv, line 3: expected 3 values"),
-        ("path,split\ncars/w/0.png,train,x\n", "split.csv, line 2: expected 2 values"),
-        ("dataset,class_name,split\nplanes,w,train\n", "line 2: unknown dataset 'planes'; known: birds, cars"),
-        ("dataset,class_name,split\ncars,nope,train\n", "line 2: no class 'cars/nope'"),
-        ("path,split\ncars/w/9.png,train\n", "line 2: no image 'cars/w/9.png'"),
-        (
-            "dataset,class_name,split\ncars,w,query\n",
-            "unknown split 'query'; known: train, test; query and gallery are",
-        ),
-        ("dataset,class_name,split\ncars,w,train\n\ncars,w,test\n", "line 4: .*'cars/w' was given before, on line 2"),
-        ("path,split\ncars/w/0.png,train\n", r"no split for image 'cars/w/1.png' \(11 such\)"),
+        ("", "split.csv: not a UTF-8 CSV file .No columns"),
+        ("dataset,class_name,split\ncars,w,train\ncars,x\n", "split.csv, line 3: cars/x,: the split of a class must"),
+        ("path,split\ncars/w/0.png,train,x\n", "split.csv, line 2: train,x: no such image"),
+        ("path,split\ncars/w/0.png,train\ncars/w/1.png,train,x\n", "split.csv: .*Expected 2 fields in line 3, saw 3"),
+        ("dataset,class_name,split\nplanes,w,train\n", "line 2: planes/w,train: no such class under"),
+        ("dataset,class_name,split\ncars,nope,train\n", "line 2: cars/nope,train: no such class"),
+        ("path,split\ncars/w/9.png,train\n", "line 2: cars/w/9.png,train: no such image"),
+        ("dataset,class_name,split\ncars,w,query\n", "the split of a class must be one of train, test"),
+        ("dataset,class_name,split\ncars,w,train\n\ncars,w,test\n", "line 4: cars/w,test: this class was given before"),
+        ("path,split\ncars/w/0.png,train\n", "no split for image 'cars/w/1.png'"),
+        ("path,split\n", "no split for image"),
         ("path,split\ncars/w/Ä.png,train\n".encode("latin-1"), "split.csv: not a UTF-8 CSV file"),
     ],
 )
@@ -126,7 +124,7 @@ def test_loaded_as_a_run_asks_for_it(root):
     half = data.load(config.Data(**settings, datasets=("birds", "cars"), shots=1), seed=0)
     assert len(half.train) == 5 and len(half.test) == len(whole.test)
     assert whole.digest() != half.digest() != data.load(config.Data(**settings, shots=1), seed=1).digest()
-    with pytest.raises(ValueError, match="dataset 'birds': 1 class.* in train; at least 2"):
+    with pytest.raises(ValueError, match="dataset 'birds': 1 class.* in train, 2 in test; at least 2"):
         data.load(config.Data(**settings, holdout=True))
     with pytest.raises(ValueError, match="needs root="):
         data.load(config.Data(benchmark="folders"))

@@ -1,14 +1,22 @@
-"""The models against the paper's equations and parameter counts, and what a method is at its start and its limits."""
+"""The models against the paper's equations and parameter counts, other backbones and files of weights, refusals."""
+
+from functools import partial
+from pathlib import Path
 
 import pytest
+import safetensors.torch
+import timm
 import torch
 import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
 
-from pumalib import config, models
+from pumalib import config, losses, models
 from pumalib.models import backbones
+from pumalib.models.embedding import EmbeddingModel
 from pumalib.models.peft import LoRA
 from pumalib.models.puma import PromptPool, StochasticAdapter, draw_gates
 
+DEIT = Path(__file__).resolve().parents[2] / "shared" / "weights" / "deit_tiny_patch16_224.safetensors"
 HEAD, ADAPTERS, POOL = 384 * 128 + 128, 12 * 2 * 2 * 384 * 128, 20 * (8 + 1 + 1) * 384
 TRAINABLE = {
     "full": 21_665_664 + HEAD,
@@ -29,13 +37,21 @@ def seeded():
     torch.manual_seed(0)
 
 
-def build(method, **settings):
-    """A method on an untrained mini_vit, its zero-initialised parts made random so that they matter."""
-    model = models.build(method, "mini_vit", 16, pretrained="random", **settings)
+def matter(model):
+    """The model, its zero-initialised parts made random so that they matter."""
     for name, parameter in model.named_parameters():
         if ".up." in name:
             torch.nn.init.normal_(parameter, std=0.1)
     return model
+
+
+def build(method, **settings):
+    return matter(models.build(method, "mini_vit", 16, pretrained="random", **settings))
+
+
+def tiny(method):
+    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=0)
+    return matter(EmbeddingModel(vit, config.method(method), 8))
 
 
 def images(count=3):
@@ -49,9 +65,6 @@ def test_parameter_counts_on_vit_small(method):
         trainable, total = models.count_parameters(models.build(method, "vit_small_patch16_224", pretrained=False))
     assert trainable == TRAINABLE[method]
     assert total == (trainable if method == "full" else 21_665_664 + trainable)
-
-
-# ---- the equations ---------------------------------------------------------------------------------------------
 
 
 def test_adapter_is_equation_4_with_its_gate_and_scale():
@@ -112,7 +125,7 @@ def test_puma_is_equations_2_to_10_written_out(position):
 
 
 def test_vpt_deep_replaces_its_tokens_before_every_layer():
-    model = build("vpt-deep", prompt_length=2).eval()
+    model = build("vpt-deep", prompt_length=2, prompt_position="none").eval()
     x, vit = images(), model.backbone
     z = vit._pos_embed(vit.patch_embed(x))
     z = torch.cat([z[:, :1], torch.empty(3, 2, 128), z[:, 1:]], 1)
@@ -135,24 +148,16 @@ def test_lora_is_a_low_rank_change_of_two_products():
         torch.testing.assert_close(lora(attn, h, gate)[b : b + 1], expected, atol=1e-4, rtol=1e-4)
 
 
-# ---- what a method is at its start and its limits ----------------------------------------------------------------
+PARTS = ("lora", "lora-stochastic", "adaptformer", "adapter", "adapter-stochastic")
+CLOSED = {"adapter_keep": 0.0}, {"adapter_rank": 0}, {"adapter_keep": 0.0, "adapter_divide": False}
+NOTHING = [(method, {}) for method in PARTS] + [("puma", {"prompt_length": 0, **settings}) for settings in CLOSED]
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("method", ["lora", "lora-stochastic", "adaptformer", "adapter", "adapter-stochastic"])
-def test_zero_up_projections_leave_the_backbone_unchanged(method, training):
-    model = models.build(method, "mini_vit", 16, pretrained="random").train(training)
-    x = images()
-    torch.testing.assert_close(model(x), F.normalize(model.head(model.backbone(x)), dim=-1))
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize(
-    "off", [{"adapter_keep": 0.0}, {"adapter_rank": 0}, {"adapter_keep": 0.0, "adapter_divide": False}]
-)
-def test_nothing_left_of_puma_is_linear(off, training):
-    model = build("puma", prompt_length=0, **off).train(training)
-    x = images()
+@pytest.mark.parametrize("method, settings", NOTHING)
+def test_untrained_or_closed_parts_leave_the_backbone_unchanged(method, settings, training):
+    made = build if settings else partial(models.build, backbone="mini_vit", dim=16, pretrained="random")
+    model, x = made(method, **settings).train(training), images()
     torch.testing.assert_close(model(x), F.normalize(model.head(model.backbone(x)), dim=-1))
 
 
@@ -171,12 +176,12 @@ def test_adapters_are_always_on_at_test():
 
 def test_frozen_means_frozen():
     model = build("puma").train()
-    before = backbones.state_digest(model.backbone)
+    before = backbones.state_digest(model.backbone.state_dict())
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
     for _ in range(2):
         model(images()).square().sum().backward()
         optimizer.step()
-    assert backbones.state_digest(model.backbone) == before
+    assert backbones.state_digest(model.backbone.state_dict()) == before
     assert all(p.grad is None and not p.requires_grad for p in model.backbone.parameters())
     assert not model.backbone.training
 
@@ -196,15 +201,158 @@ def test_every_method_trains_what_it_says_and_evaluates_alike_twice(method):
     assert weights.shape == (3, model.method.prompts) if model.method.prompts > 1 else weights is None
 
 
-def test_adapter_layers_limits_puma_to_the_first_layers():
-    model = build("puma", adapter_layers=2).train()
-    assert len(model.adapters) == 2
-    model(images(), gates={}).sum().backward()
-    assert all(p.grad.any() for p in model.adapters.parameters())
-
-
 def test_a_closed_adapter_has_a_gradient_of_zero_not_none():
-    model = build("puma").train()
+    model = build("puma", adapter_layers=2).train()  # only the first two layers have one
     gates = {name: torch.zeros_like(gate) for name, gate in model.draw_gates(3).items()}
     model(images(), gates).sum().backward()
+    assert len(model.adapters) == 2
     assert all(p.grad is not None and not p.grad.any() for p in model.adapters.parameters())
+
+
+def gradients(model, images, gates):
+    """Embeddings of a pass and the gradient of every trainable parameter."""
+    model.zero_grad()
+    embeddings = model(images, gates)
+    target = torch.linspace(-1, 1, embeddings.numel()).view_as(embeddings)
+    (embeddings * target).sum().backward()
+    return embeddings.detach(), {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+
+
+FAMILIES = [("deit_tiny_distilled_patch16_224", 32), ("vit_small_patch14_reg4_dinov2", 28)]
+
+
+@pytest.mark.parametrize("name, size", [*FAMILIES, ("vit_xsmall_patch16_clip_224", 32)])
+def test_puma_without_open_adapters_and_prompts_is_the_frozen_backbone(name, size):
+    model = models.build("puma", name, 16, pretrained=False, image_size=size, adapter_keep=0.0, prompts=0)
+    model.adapters.requires_grad_(False).apply(lambda m: hasattr(m, "weight") and m.weight.normal_())
+    images = torch.randn(2, 3, size, size)
+    expected = F.normalize(model.head(model.backbone.eval()(images)), dim=-1)
+    for mode in (True, False):
+        torch.testing.assert_close(model.train(mode)(images), expected)
+
+
+def test_pooling_over_patches_leaves_prompts_out():
+    vit = timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=32, global_pool="avg", class_token=True)
+    model = EmbeddingModel(vit, config.method("puma"), 16).eval()
+    seen = []
+    vit.fc_norm.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    vit.norm.register_forward_hook(lambda module, args, output: seen.append(output))
+    model(torch.randn(2, 3, 32, 32))
+    tokens, pooled = seen
+    assert tokens.shape == (2, 1 + 8 + 4, 192)
+    torch.testing.assert_close(pooled, tokens[:, 9:].mean(1))
+
+
+def test_resnet_pools_average_and_maximum():
+    model, images = models.build("mlp3", "resnet18", 16, pretrained=False).eval(), torch.randn(2, 3, 64, 64)
+    features = model.backbone.forward_features(images)
+    pooled = (features.mean((2, 3)) + features.amax((2, 3))) / 2
+    torch.testing.assert_close(model(images), F.normalize(model.head(pooled), dim=-1))
+
+
+def test_checkpoints_of_deit_and_of_data_parallel_training(tmp_path):
+    name, file = "deit_tiny_distilled_patch16_224", tmp_path / "deit.pth"
+    reference = timm.create_model(name, num_classes=0)
+    state = {**reference.state_dict(), "head.weight": torch.ones(5, 192), "head_dist.weight": torch.ones(5, 192)}
+    for saved in ({"model": state}, {"state_dict": {f"module.{key}": value for key, value in state.items()}}):
+        torch.save(saved, file)
+        made = backbones.create(name, file).state_dict()
+        assert backbones.state_digest(made) == backbones.state_digest(reference.state_dict())
+    torch.save({"student": state, "teacher": state}, file)
+    with pytest.raises(ValueError, match="it holds student, teacher; save the part of it that is the network"):
+        backbones.create(name, file)
+
+
+def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
+    file = tmp_path / "small.safetensors"
+    state = backbones.mini_vit().state_dict()
+
+    def refused(message, error=ValueError, pretrained=file):
+        with pytest.raises(error, match=message):
+            backbones.create("mini_vit", pretrained)
+
+    safetensors.torch.save_file({**state, "norm.weight": torch.ones(3)}, file)
+    refused(r"small.safetensors .*not fit backbone 'mini_vit'.*size mismatch for norm.weight.*\[3\].*\[128\]")
+    safetensors.torch.save_file({**state, "extra": torch.ones(3)}, file)
+    refused("small.safetensors .*not fit backbone 'mini_vit'.*Unexpected.*extra")
+    del state["norm.weight"]
+    safetensors.torch.save_file(state, file)
+    refused("small.safetensors .*not fit backbone 'mini_vit'.*Missing.*norm.weight")
+    file.write_bytes(file.read_bytes()[:-100])
+    refused("small.safetensors is damaged or")
+    refused("no weights at .*nothing.pth", FileNotFoundError, "nothing.pth")
+    refused("does not fit backbone 'mini_vit'", pretrained=backbones.embedded_weights("mini_vit_64"))
+
+
+@pytest.mark.skipif(not DEIT.is_file(), reason="../shared/weights is not here")
+def test_real_weights_from_a_local_file():
+    name = "deit_tiny_patch16_224"
+    backbone = backbones.create(name, DEIT)
+    stored = safetensors.torch.load_file(DEIT)
+    assert torch.equal(backbone.blocks[0].attn.qkv.weight, stored["blocks.0.attn.qkv.weight"])
+    assert backbones.normalisation(backbone)[0] == (0.485, 0.456, 0.406)
+    assert backbones.create(name, DEIT, image_size=96).pos_embed.shape == (1, 37, 192)  # resampled
+    with pytest.raises(ValueError, match="does not fit backbone 'vit_small_patch16_224'"):
+        backbones.create("vit_small_patch16_224", DEIT)
+
+
+REFUSED = {
+    "unknown backbone 'vit_smal_patch16_224'; near: vit_small_patch16_224": ("linear", "vit_smal_patch16_224"),
+    "unknown backbone '.*dinos'; near: vit_small_patch16_224.dino": ("linear", "vit_small_patch16_224.dinos"),
+    "unknown backbone 'mini_vit_32'; near: mini_vit, mini_vit_64; known: mini_vit and": ("linear", "mini_vit_32"),
+    "mini_vit_64 takes 32 px images, not image_size = 64": ("linear", "mini_vit_64", {"image_size": 64}),
+    "16 px: image_size = 100 is no multiple; 96 or 112": ("linear", "vit_tiny_patch16_224", {"image_size": 100}),
+    "unknown method 'adaptor'; did you mean 'adapter'": ("adaptor", "mini_vit"),
+    "ResNet has none: use 'full', 'linear' or 'mlp3'": ("puma", "resnet18"),
+    "'embedded' is only for mini_vit and mini_vit_64": ("linear", "vit_tiny_patch16_224", {"pretrained": "embedded"}),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_unknown_names_and_impossible_methods(message):
+    method, name, *options = REFUSED[message]
+    with pytest.raises(ValueError, match=message):
+        models.build(method, name, **{"pretrained": False} | dict(*options))
+
+
+def test_without_a_network_the_hub_error_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(timm, "create_model", lambda *args, **options: 1 / 0)
+    with pytest.raises(FileNotFoundError, match=r"ZeroDivisionError.*On a machine .* pretrained = <that file>"):
+        models.build("linear", "vit_tiny_patch16_224.augreg_in21k")
+
+
+@pytest.mark.parametrize("method", ["full", "vpt-deep", "puma+lora-stochastic"])
+@pytest.mark.parametrize("form", ["every token", "compiled", "recomputed"])
+def test_every_form_of_the_model_gives_the_same_gradients(method, form):
+    torch.compiler.reset()
+    model, computed = tiny(method).train(), []
+    images, gates = torch.randn(3, 3, 16, 16), model.draw_gates(3)
+    expected = gradients(model, images, gates)
+    assert model.reads_class_token  # the last MLP needs the class token alone
+    if form == "compiled":
+        model.compile(backend="aot_eager", fullgraph=True)
+    elif form == "recomputed":
+        model.backbone.blocks[0].norm1.register_forward_hook(lambda *_: computed.append(form))
+    model.recompute, model.reads_class_token = form == "recomputed", form != "every token"
+    bound = 0 if form == "recomputed" else 1e-4
+    torch.testing.assert_close(gradients(model, images, gates), expected, atol=bound, rtol=bound)
+    assert len(computed) == 2 * model.recompute
+
+
+def test_parts_start_as_in_the_authors_code_or_as_usual():
+    start = partial(models.build, backbone="mini_vit", dim=16, pretrained="random")
+    for kind, bound in (("code", (3 / 8) ** 0.5), ("usual", 128**-0.5)):
+        layer = start("adapter", adapter_rank=8, start=kind).adapters[2]
+        down = [layer[branch].down.weight for branch in ("attn", "mlp")]
+        assert 0.95 * bound < down[0].abs().max() <= bound and not layer["mlp"].up.weight.any()
+        assert torch.equal(*down) == (kind == "code")
+    prompts, usual = (start("vpt", prompt_length=400, start=kind).prompt.prompts.detach() for kind in ("code", "usual"))
+    assert prompts.std() == pytest.approx(0.045 * 3**0.5, rel=0.02) and prompts.abs().max() < 0.136  # D = 128, not 384
+    assert usual.std() == pytest.approx(0.02, rel=0.02)
+    head, orthogonal = start("linear").head, start("linear", start="usual").head.weight
+    assert head.weight.abs().max() <= 128**-0.5 and head.bias.any()
+    assert torch.allclose(orthogonal @ orthogonal.T, torch.eye(16), atol=1e-5)
+    between = [type(start("mlp3", head=head).head[1]) for head in ("mlp3", "mlp3-relu")]
+    assert between == [torch.nn.GELU, torch.nn.ReLU]
+    for name in ("proxynca++", "proxyanchor", "cosface", "arcface", "curricularface"):
+        assert losses.make(name, 50, 400).proxies.detach().std() == pytest.approx(0.2, rel=0.03)

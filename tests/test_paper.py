@@ -1,14 +1,16 @@
 """The paper's printed numbers: transcribed faithfully, judged by their own arithmetic, its parameters counted again."""
 
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from pumalib import paths
-from pumalib.study import paper
+from pumalib import evaluation, paths
+from pumalib.study import claims, kept, paper
 
 PAPER_TEXT = Path(__file__).resolve().parents[2] / "shared" / "paper" / "puma_paper.txt"
 ROWS = {1: 8, 2: 24, 3: 6, 4: 6, 5: 10, 6: 4, 7: 5, 8: 4, 9: 6, 10: 25, 11: 19, 12: 7}
@@ -19,10 +21,6 @@ PRINTED = {number: paper.table(number) for number in ROWS}
 def test_tables_are_complete(number):
     table = PRINTED[number]
     assert len(table) == ROWS[number] and table.index.is_unique
-    assert set(paper.DATASETS) & {name.split("_")[0] for name in table} or number == 1
-    names = [name for name in table.select_dtypes("number") if not name.endswith(("_change", "_samples", "_classes"))]
-    values = table[[name for name in names if not name.startswith(("params", "dim"))]]
-    assert ((values > 0) & (values < 100) | values.isna()).all(axis=None)
 
 
 def test_damaged_and_absent_cells_are_empty():
@@ -77,68 +75,85 @@ def test_printed_harmonic_means_follow_from_the_printed_columns():
     }
 
 
-def test_claims_on_the_papers_own_numbers():
+def test_claims_by_the_papers_own_numbers():
     """The print confirms most claims, refutes some, and only draws three."""
-    judged = paper.claims(PRINTED)
-    assert judged.index.is_unique and len(judged) == len(paper.CLAIMS)
-    assert judged.index[judged["holds"].isna()].tolist() == ["few-shot-linear", "few-shot-full", "half"]
-    assert set(judged.index[judged["holds"] == False]) == {
-        "images",  # the test counts sum to 146,665
-        "beats-specific-each",  # also behind on SOP (84.0 against PA's 84.4) and Flowers (99.3 against 99.4)
-        "only-efficient",  # AdaptFormer's 79.0 beats 11 of the 18 printed harmonic means
-        "stochastic-adapter",  # In-Shop: 89.9 against 90.4
-        "memory-falls-short",  # MS + XBM's 73.7 is above ArcFace's 68.8
-        "four-universal",  # 85.7 - 83.6 = 2.1, not 3.1
+    found = {}
+    for claim in claims.CLAIMS:
+        try:
+            found[claim["name"]] = claims.evidence(claim, claims.Print(claims.printed()))
+        except claims.NotTestable as missing:
+            found[claim["name"]] = None, None, str(missing)
+    assert len(found) == len(claims.CLAIMS)
+    drawn = ["few-shot-linear", "few-shot-full", "half"]
+    assert [name for name, (above, *_) in found.items() if above is None] == drawn
+    assert {name: said.partition(";")[0] for name, (above, _, said) in found.items() if above == 1} == {
+        "beats-specific-each": "PUMA over specific PA, sop: -0.4",  # and on Flowers (99.3 against 99.4)
+        "only-efficient": "the mean of 18 over AdaptFormer, harmonic: -7.5",
+        "stochastic-adapter": "stochastic over static, inshop: -0.5",
+        "memory-falls-short": "ArcFace over MS + XBM, harmonic: -4.9",
+        "four-universal": "PUMA over universal PA, unified: +2.1",  # 85.7 - 83.6, not 3.1
     }
-    assert judged.loc["images", "numbers"] == {"train_samples": 141404, "test_samples": 146665}
-    assert judged.loc["frugal", "numbers"] == {"trainable %": 1.44, "times fewer": 69.5, "total %": 13.93}
-    assert judged.loc["margin-over-universal", "numbers"] == {
-        "unified: PUMA over universal PA": 3.4,
-        "harmonic: PUMA over universal CurricularFace": 4.6,
-        "rivals": 9,
-    }
+    assert found["margin-over-universal"][2] == "PUMA over universal PA, unified: +3.4; the weakest of 18"
 
 
-def small_table(**changes) -> pd.DataFrame:
-    """Table 2 of a smaller study: two datasets, "x" large and "y" small."""
-    table = pd.DataFrame(
-        {
-            "universal CurricularFace": {"x": 80.0, "y": 60.0, "unified": 69.0, "harmonic": 68.6},
-            "LoRA": {"x": 79.0, "y": 58.0, "unified": 68.0, "harmonic": 66.9},
-            "AdaptFormer": {"x": 81.0, "y": 59.0, "unified": 69.5, "harmonic": 68.3},
-            "PUMA": {"x": 80.5, "y": 66.0, "unified": 73.0, "harmonic": 72.5},
-        }
-    ).T
-    for cell, value in changes.items():
-        table.loc["PUMA", cell] = value
-    return table
+DRAWN = {"cub": 60, "cars": 40, "sop": 80}  # classes of five queries each; sop is large
 
 
-def test_claims_on_other_results():
-    judged = paper.claims({2: small_table()}, large=("x",))
-    known = judged[judged["holds"].notna()]
-    assert known["holds"].to_dict() == {"beats-universal": True, "margin-over-universal": False, "lean-to-large": True}
-    assert judged.loc["margin-over-universal", "numbers"]["harmonic: PUMA over universal CurricularFace"] == 3.9
-    assert judged.loc["beats-universal", "numbers"]["rivals"] == 1
-    missing = judged["numbers"].map(lambda numbers: numbers.get("missing"))
-    assert missing["beats-specific"] == "table 2, row 'specific *'"
-    assert missing["every-scale"] == "table 4" and missing["few-parameters"] == "column 'cars'"
-    assert (missing.notna() == judged["holds"].isna()).all()
+@pytest.fixture
+def study_of(tmp_path, monkeypatch):
+    """A profile's kept runs: each query of a class hits with the row's rate, which differs from class to class."""
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    train = pd.DataFrame({"dataset": ["sop", "sop", "cub"]})
+    monkeypatch.setattr(claims.data, "load", lambda data: SimpleNamespace(train=train))
+
+    def make(seeds=5, **tables):
+        claims._difference.cache_clear()
+        shutil.rmtree(tmp_path / "test", ignore_errors=True)
+        rng, profile = np.random.default_rng(0), SimpleNamespace(name="test", data=None)
+        ease = {name: rng.uniform(-0.2, 0.2, (classes, 1)) for name, classes in DRAWN.items()}
+        for file, rows in tables.items():
+            lines = []
+            for row, rate in rows.items():
+                names = [f"{row.replace(' ', '_')}-{seed}" for seed in range(seeds)]
+                for seed in range(seeds):
+                    hits = {name: (rng.random((n, 5)) < rate + ease[name]).ravel() for name, n in DRAWN.items()}
+                    hits["unified"] = np.concatenate(list(hits.values()))
+                    first = {name: np.arange(len(hit)) % 5 == 0 for name, hit in hits.items()}
+                    record = {"name": names[seed], "run": {}}
+                    record["hits"] = {name: evaluation.pack(hit) for name, hit in hits.items()}
+                    record["classes"] = {name: evaluation.pack(one) for name, one in first.items()}
+                    record["table"] = [{"dataset": name, "queries": len(hit)} for name, hit in hits.items()]
+                    kept.add(record, "test")
+                lines.append({"row": row, "runs": " ".join(names)})
+            pd.DataFrame(lines).to_csv(tmp_path / "test" / f"{file}.csv", index=False)
+        return claims.scorecard(profile)
+
+    return make
 
 
-def test_a_claim_is_refuted_when_the_numbers_refute_it():
-    beaten = paper.claims({2: small_table(unified=69.0)}, large=("x",))
-    assert beaten.loc["beats-universal", "holds"] is False  # a tie is not above
-    assert beaten.loc["lean-to-large", "holds"] is True
-    assert paper.claims({2: small_table(y=57.0)}, large=("x",)).loc["lean-to-large", "holds"] is False
+FULL = {"frozen": 0.3, "universal CurricularFace": 0.5}
 
 
-def test_a_claim_is_open_where_its_numbers_are_missing():
-    judged = paper.claims({2: small_table(unified=np.nan)}, large=("x",))
-    assert judged.loc["beats-universal", "holds"] is None
-    assert paper.claims({2: small_table()}).loc["lean-to-large", "holds"] is None  # no dataset is named large
-    one = pd.DataFrame({"harmonic": [60.0, 50.0]}, index=["PUMA 1", "linear 1"])
-    assert paper.claims({"fig6": one}).loc["few-shot-linear", "holds"] is None  # one number of shots of five
+def test_a_claim_follows_from_kept_runs(study_of):
+    rows = FULL | {"PUMA": 0.6, "LoRA": 0.5, "VPT": 0.6}
+    found = study_of(main_results=rows, components={"static": 0.4, "stochastic": 0.6})
+    here = found["here"].to_dict()
+    assert here["beats-universal"] == here["stochastic-adapter"] == "supported"
+    assert here["beats-efficient"] == "not testable" and "no row 'Linear Emb.'" in found.at["beats-efficient", "why"]
+    assert here["few-parameters"] == "not testable" and here["every-scale"] == "not testable"
+    said = r"PUMA over universal CurricularFace, \w+: \+\d+\.\d \[\+.*, .*\]; the weakest of 2"
+    assert re.fullmatch(said, found.at["beats-universal", "why"])
+    assert study_of(main_results=FULL | {"PUMA": 0.4}).at["beats-universal", "here"] == "contradicted"
+    assert study_of(main_results=FULL | {"PUMA": 0.5}).at["beats-universal", "here"] == "undecided"
+
+
+def test_a_claim_is_withheld_where_its_runs_cannot_answer(study_of):
+    one = study_of(seeds=1, main_results=FULL | {"PUMA": 0.6})
+    assert one.at["beats-universal", "here"] == "not testable" and "one seed" in one.at["beats-universal", "why"]
+    fallen = study_of(main_results=FULL | {"PUMA": 0.1})
+    assert fallen.at["beats-universal", "why"].startswith("PUMA collapsed: it ends below the frozen backbone")
+    blind = study_of(main_results={"frozen": 0.5, "universal CurricularFace": 0.5, "PUMA": 0.6})
+    assert "nothing here could show a gain" in blind.at["beats-universal", "why"]
 
 
 def test_parameters_counted_from_models_agree_with_the_print():

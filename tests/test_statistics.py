@@ -1,21 +1,31 @@
-"""Intervals and paired differences against plain loops."""
+"""Intervals, paired differences and their p-values against plain loops and on constructed data."""
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from pumalib.evaluation import harmonic_mean, interval, paired_difference
+from pumalib.evaluation import harmonic_mean, holm, interval, paired_difference
 
-QUERIES = {"a": 40, "b": 60}
-
-
-def hits(rates, seed):
-    rng = np.random.default_rng(seed)
-    values = {name: (rng.random(count) < rates[name]).astype(float) for name, count in QUERIES.items()}
-    return values | {"unified": np.concatenate(list(values.values()))}
+CLASSES = {"a": 60, "b": 40, "c": 80}  # of five queries each
+NUMBERS = {name: np.repeat(np.arange(count), 5) + 100 * n for n, (name, count) in enumerate(CLASSES.items())}
+NUMBERS["unified"] = np.concatenate(list(NUMBERS.values()))
 
 
-GOOD = [hits({"a": 0.9, "b": 0.8}, seed) for seed in range(3)]
-POOR = [hits({"a": 0.5, "b": 0.5}, seed) for seed in range(3)]
+def drawn(rng, effect, seeds):
+    """Hits of two models by seed: classes differ in how hard they are and in which model suits them, seeds a little."""
+    both = [[{} for _ in range(seeds)] for _ in range(2)]
+    for name, count in CLASSES.items():
+        ease, suits = rng.normal(0.5, 0.15, count), rng.normal(0, 0.1, count)
+        for model, shift in zip(both, (effect + suits, 0 * suits), strict=True):
+            for seed in model:
+                rate = ease + shift + rng.normal(0, 0.01)
+                seed[name] = (rng.random((5, count)) < rate).T.ravel().astype(float)
+    for seed in (*both[0], *both[1]):
+        seed["unified"] = np.concatenate(list(seed.values()))
+    return both
+
+
+GOOD, POOR = drawn(np.random.default_rng(0), 0.3, 3)
 
 
 def test_interval_adds_both_sources_of_chance():
@@ -26,29 +36,43 @@ def test_interval_adds_both_sources_of_chance():
     assert (two["low"], two["high"]) == pytest.approx((0.5 - half, 0.5 + half), rel=1e-4)
 
 
-def test_a_difference_is_taken_in_pairs():
-    difference = paired_difference(GOOD, POOR)
-    assert list(difference.index) == ["a", "b", "unified", "harmonic"] and set(difference["verdict"]) == {"higher"}
-    assert set(paired_difference(POOR, GOOD)["verdict"]) == {"lower"}
-    for name in ("a", "b", "unified"):
-        expected = np.mean([g[name].mean() - p[name].mean() for g, p in zip(GOOD, POOR)])
-        assert difference.at[name, "value"] == pytest.approx(expected)
+def test_a_difference_is_taken_in_pairs_and_by_classes():
+    found = paired_difference(GOOD, POOR, NUMBERS, ["c"])
+    assert list(found.index) == ["a", "b", "c", "unified", "harmonic", "large", "small", "small - large"]
+    means = {name: [[seed[name].mean() for seed in model] for model in (GOOD, POOR)] for name in NUMBERS}
+    for name, (ours, theirs) in means.items():
+        assert found.at[name, "value"] == pytest.approx(np.mean(np.subtract(ours, theirs)))
+    harmonic = [3 / sum(1 / np.array(means[name][side]) for name in "abc") for side in range(2)]
+    assert found.at["harmonic", "value"] == pytest.approx(np.subtract(*harmonic).mean())
+    small = found.loc[["a", "b"], "value"].mean()
+    large = found.at["c", "value"]
+    assert found["value"][["small", "large", "small - large"]].tolist() == pytest.approx([small, large, small - large])
+    assert (found.loc[["a", "b", "c", "unified", "harmonic"], "above"] < 0.01).all()
+    assert found["above"].add(found["below"]).to_numpy() == pytest.approx(1)
     assert harmonic_mean([0.5, 1.0]) == pytest.approx(2 / 3) and harmonic_mean([0.0, 1.0]) == 0
-    harmonic = [[2 / (1 / seed["a"].mean() + 1 / seed["b"].mean()) for seed in model] for model in (GOOD, POOR)]
-    assert difference.at["harmonic", "value"] == pytest.approx(np.subtract(*harmonic).mean())
-    # The bootstrap over queries, in a plain loop, and the spread of the seeds
-    rng = np.random.default_rng(1)
-    gains = []
-    for _ in range(2000):
-        drawn = rng.integers(QUERIES["a"], size=QUERIES["a"])
-        gains.append(np.mean([g["a"][drawn].mean() - p["a"][drawn].mean() for g, p in zip(GOOD, POOR)]))
-    spread = 4.3027 * np.std([g["a"].mean() - p["a"].mean() for g, p in zip(GOOD, POOR)], ddof=1) / 3**0.5
-    value = difference.at["a", "value"]
-    assert difference.at["a", "low"] == pytest.approx(
-        value - np.hypot(value - np.percentile(gains, 2.5), spread), abs=0.02
-    )
+    # The bootstrap over the classes of "a" in a plain loop, and the spread of the seeds.
+    rng, gains = np.random.default_rng(1), np.mean([g["a"] - p["a"] for g, p in zip(GOOD, POOR)], axis=0).reshape(60, 5)
+    queries = np.std([gains[rng.integers(60, size=60)].mean() for _ in range(2000)])
+    spread = np.std([g["a"].mean() - p["a"].mean() for g, p in zip(GOOD, POOR)], ddof=1) / 3**0.5
+    freedom = (queries**2 + spread**2) ** 2 / (spread**4 / 2)
+    expected = np.hypot(queries, spread) * stats.t.ppf(0.975, freedom)
+    assert found.at["a", "value"] - found.at["a", "low"] == pytest.approx(expected, rel=0.06)
 
 
-def test_a_model_does_not_differ_from_its_copy_and_only_common_seeds_count():
-    difference = paired_difference(GOOD, GOOD[:2])
-    assert (difference[["value", "low", "high"]] == 0).all(axis=None) and set(difference["verdict"]) == {"open"}
+def test_a_model_does_not_differ_from_its_copy_and_one_seed_has_no_chance():
+    found = paired_difference(GOOD, GOOD[:2], NUMBERS)
+    assert (found[["value", "low", "high"]] == 0).all(axis=None) and (found[["above", "below"]] == 0.5).all(axis=None)
+    one = paired_difference(GOOD[:1], POOR[:1], NUMBERS)
+    assert one[["above", "below"]].isna().all(axis=None) and (one["low"] < one["value"]).all()
+
+
+@pytest.mark.parametrize(("effect", "least", "most"), [(0, 0, 0.08), (0.08, 0.9, 1)])
+def test_no_effect_is_found_at_most_at_the_nominal_rate_and_a_true_one_is_found(effect, least, most):
+    rng = np.random.default_rng(2)
+    found = [paired_difference(*drawn(rng, effect, 3), NUMBERS).loc["harmonic"] for _ in range(120)]
+    assert least <= np.mean([2 * min(line["above"], line["below"]) < 0.05 for line in found]) <= most
+
+
+def test_holm():
+    expected = {"a": 0.04, "b": 0.09, "c": 0.09, "d": 0.9}
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.9}) == pytest.approx(expected) and holm({}) == {}

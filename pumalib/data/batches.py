@@ -1,23 +1,17 @@
 """From the table to batches: any image as RGB, what is shown of it, which images form a batch, worker processes.
 
-Order and augmentation are pure functions of (seed, epoch, place): the same seed gives the same batches whatever the
-number of processes, and training resumes in mid-epoch by starting at a batch.
+Order and augmentation are pure functions of (seed, epoch, place): the same whatever the processes and the first batch.
 """
 
-from __future__ import annotations
-
-import math
 import os
 import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import pandas as pd
@@ -26,10 +20,9 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
-from tqdm import tqdm
 
 from ..config import Data
-from .table import Benchmark, check
+from .table import Benchmark, check, each
 
 _ORDER, _AUGMENT, _SHOTS = 1, 2, 3  # keep the random streams apart
 _CHUNK = 64  # images that a worker process decodes at a time, so that all of them share a batch
@@ -39,43 +32,35 @@ class ImageError(ValueError):
     """An image that cannot be read; the message names the file and what can be done."""
 
 
-def decode(source: str | Path | BinaryIO | Image.Image, upright: bool = False) -> Image.Image:
+def decode(source: str | Path | Image.Image, upright: bool = False) -> Image.Image:
     """The image as RGB: on white where transparent, 16-bit values scaled to 8 bits, of an animation the first frame.
-
-    Args:
-        upright: turn the image as its EXIF orientation says (the authors' code ignores it).
-
-    Raises:
-        ImageError: missing, truncated, no image, or values without an agreed range (floats, beyond 16 bits).
-    """
+    `upright` turns it as its EXIF orientation says (the authors' code ignores it).  Raises ImageError: missing,
+    truncated, no image, or values without an agreed range (floats, beyond 16 bits)."""
     try:
         with nullcontext(source) if isinstance(source, Image.Image) else Image.open(source) as image:
             image.seek(0)
             return _to_rgb(ImageOps.exif_transpose(image) if upright else image)
     except Exception as error:  # decoders of damaged files raise nearly anything
-        given = isinstance(source, str | Path)
-        name = source if given else getattr(source, "filename", None) or getattr(source, "name", None) or source
+        what = f"{getattr(source, 'filename', None) or source}: cannot be read as an image"
         remedy = "Replace the file, or leave such images out with drop_unreadable = True (of a profile's data, or -p)"
-        what = f"{name}: cannot be read as an image ({type(error).__name__}: {error})"
-        raise ImageError(f"{what}. {remedy}; `python -m pumalib data verify` lists them all") from error
+        cause = f"{type(error).__name__}: {error}"
+        raise ImageError(f"{what} ({cause}). {remedy}; `python -m pumalib data verify` lists them all") from error
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "F":
-        raise ValueError("floats have no agreed range; save it with 8 or 16 bits")
-    if image.mode.startswith("I"):
+    if image.mode[0] in "FI":  # floats, or more than 8 bits
         grey = np.asarray(image)
-        if grey.min() < 0 or grey.max() > 65535:
-            raise ValueError(f"values {grey.min()} to {grey.max()} are no 16-bit grey; save it with 8 or 16 bits")
+        if image.mode == "F" or grey.min() < 0 or grey.max() > 65535:
+            kind = "floats" if image.mode == "F" else f"values of {grey.min()} to {grey.max()}"
+            raise ValueError(f"{kind} have no agreed range; save it with 8 or 16 bits")
         image = Image.fromarray((grey // 257).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image.load()
-    return image if image.mode == "RGB" else image.convert("RGB")
+    return image.convert("RGB")
 
 
-def unreadable(benchmark: Benchmark, progress: bool = False) -> dict[int, ImageError]:
+def unreadable(benchmark: Benchmark) -> dict[int, ImageError]:
     """Decode every image file; the errors by position in `benchmark.images`."""
 
     def error_of(path: str) -> ImageError | None:
@@ -84,20 +69,18 @@ def unreadable(benchmark: Benchmark, progress: bool = False) -> dict[int, ImageE
         except ImageError as error:
             return error
 
-    files = benchmark.images["path"] if benchmark.pixels is None else []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        errors = tqdm(pool.map(error_of, files), "decoding", len(files), unit="image", disable=not progress)
-        return {position: error for position, error in enumerate(errors) if error is not None}
+    files = benchmark.images["path"].tolist() if benchmark.pixels is None else []
+    return {position: error for position, error in enumerate(each(error_of, files, "decoding")) if error}
 
 
 def drop_unreadable(benchmark: Benchmark) -> Benchmark:
     """The benchmark without the images that cannot be decoded, with one warning that names each of them."""
-    images, bad = benchmark.images, list(unreadable(benchmark))
-    if not bad:
-        return benchmark
-    names = "\n  ".join(images["path"].iloc[bad])
-    warnings.warn(f"{len(bad)} of {len(images)} images cannot be read and are left out:\n  {names}", stacklevel=2)
-    return check(replace(benchmark, images=images.drop(images.index[bad]).reset_index(drop=True)))
+    images = benchmark.images
+    if bad := list(unreadable(benchmark)):
+        names = "\n  ".join(images["path"].iloc[bad])
+        warnings.warn(f"{len(bad)} of {len(images)} images cannot be read and are left out:\n  {names}", stacklevel=2)
+        benchmark = check(replace(benchmark, images=images.drop(images.index[bad]).reset_index(drop=True)))
+    return benchmark
 
 
 @dataclass(frozen=True)
@@ -126,30 +109,26 @@ def train_view(settings: Data, mean: Sequence[float], std: Sequence[float]) -> V
 
 @cache
 def _transform(view: View) -> v2.Compose:
-    bicubic = {"interpolation": v2.InterpolationMode.BICUBIC, "antialias": True}
-    if view.crop_scale is not None:
-        flip = [v2.RandomHorizontalFlip()] if view.flip else []
-        return v2.Compose([v2.RandomResizedCrop(view.size, view.crop_scale, **bicubic), *flip, v2.PILToTensor()])
-    side = round(256 * view.size / 224)
-    resize = v2.Resize([side, side] if view.resize == "both" else [side], **bicubic)
-    return v2.Compose([resize, v2.CenterCrop(view.size), v2.PILToTensor()])
+    bicubic, side = v2.InterpolationMode.BICUBIC, round(256 * view.size / 224)
+    if view.crop_scale is None:
+        sides = [side, side] if view.resize == "both" else [side]
+        steps = v2.Resize(sides, bicubic), v2.CenterCrop(view.size)
+    else:
+        crop = v2.RandomResizedCrop(view.size, view.crop_scale, interpolation=bicubic)
+        steps = crop, v2.RandomHorizontalFlip(0.5 if view.flip else 0)
+    return v2.Compose([*steps, v2.PILToTensor()])
 
 
-def pixels(image: Image.Image | np.ndarray, view: View, seed: int | None = None) -> Tensor:
-    """(3, size, size) uint8; a training view depends on `seed` alone, and leaves torch's generator as it was.
-
-    Args:
-        image: RGB; an array (H, W, 3) uint8 that has the view's size is shown as it is at test.
-    """
+def pixels(image: Image.Image | np.ndarray, view: View, seed: int = 0) -> Tensor:
+    """(3, size, size) uint8 of an RGB image; at test an array (H, W, 3) uint8 of the view's size is shown as it is.
+    A training view depends on `seed` alone, and leaves torch's generator as it was."""
     if isinstance(image, np.ndarray):
         if view.crop_scale is None and image.shape[:2] == (view.size, view.size):
             return torch.tensor(image).permute(2, 0, 1)
         image = Image.fromarray(image)
-    if view.crop_scale is None:
-        if view.resize == "shorter":  # a long strip, resized, would fill the memory; its ends are not shown anyway
-            width, height = image.size
-            image = v2.functional.center_crop(image, [min(height, 4 * width), min(width, 4 * height)])
-        return _transform(view)(image)
+    if view.crop_scale is None and view.resize == "shorter":
+        width, height = image.size  # a long strip, resized, would fill the memory; its ends are not shown anyway
+        image = v2.functional.center_crop(image, [min(height, 4 * width), min(width, 4 * height)])
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return _transform(view)(image)
@@ -178,17 +157,16 @@ class Plan:
 
 def batches(benchmark: Benchmark, rows: pd.DataFrame, plan: Plan, view: View) -> Iterator[tuple[Tensor, np.ndarray]]:
     """Images (B, 3, size, size) float32, normalised, on the plan's device, and their positions (B,) in `rows`.
-
-    `rows` are any of `benchmark.images`, in any order.  Raises ImageError, naming an image that cannot be read.
-    """
+    `rows` are any of `benchmark.images`, in any order.  Raises ImageError, naming an image that cannot be read."""
     # One array of bytes, not 100,000 str: reading those in forked workers would copy their memory.
     places = [os.fsencode(benchmark.root / path) if benchmark.pixels is None else path for path in rows["path"]]
-    make, chunks = partial(_part, benchmark.pixels, np.array(places), view), list(_chunks(plan))
-    if plan.workers == 0:
-        parts = map(make, chunks)
-    else:  # torch would draw from the training's generator
-        own = {"generator": torch.Generator(), "worker_init_fn": _end_with_parent}
-        parts = iter(DataLoader(chunks, batch_size=None, collate_fn=make, num_workers=plan.workers, **own))
+    make, chunks = partial(_part, benchmark.pixels, np.array(places), view), []
+    for place, positions in enumerate(plan.positions[plan.first :], plan.first):
+        rng = np.random.default_rng((_AUGMENT, plan.seed, plan.epoch, place))
+        seeds = rng.integers(2**63, size=(plan.part + 1, len(positions)))[plan.part]
+        chunks += np.split(np.stack([positions, seeds], 1), range(_CHUNK, len(positions), _CHUNK))
+    own = {"generator": torch.Generator(), "worker_init_fn": _end_with_parent}  # else it draws from the training's
+    parts = iter(DataLoader(chunks, None, collate_fn=make, num_workers=plan.workers, **own))
     pin = torch.device(plan.device).type == "cuda"
     try:
         for positions in plan.positions[plan.first :]:
@@ -203,64 +181,46 @@ def batches(benchmark: Benchmark, rows: pd.DataFrame, plan: Plan, view: View) ->
         del parts  # ends the workers now, also where a traceback keeps this frame
 
 
-def _chunks(plan: Plan) -> Iterator[np.ndarray]:
-    """(b, 2) int64, b at most 64: the position of an image and the seed of its augmentation."""
-    for place, positions in enumerate(plan.positions[plan.first :], plan.first):
-        rng = np.random.default_rng((_AUGMENT, plan.seed, plan.epoch, place))
-        keys = np.stack([positions, rng.integers(2**63, size=(plan.part + 1, len(positions)))[plan.part]], 1)
-        yield from (keys[at : at + _CHUNK] for at in range(0, len(keys), _CHUNK))
-
-
 def _part(embedded: np.ndarray | None, places: np.ndarray, view: View, chunk: np.ndarray) -> np.ndarray | str:
-    """(b, 3, size, size) uint8; an array, for torch's shared memory is too small in many containers."""
-    try:
-        images = (
-            decode(os.fsdecode(place), view.upright) if embedded is None else embedded[place]
-            for place in places[chunk[:, 0]]
-        )
-        return np.stack([pixels(image, view, seed) for image, seed in zip(images, chunk[:, 1].tolist())])
-    except ImageError as error:
-        return str(error)  # raised by whoever takes the batch: a pickled error may bring frames that keep the workers
+    """(b, 3, size, size) uint8 of `chunk`, (b, 2) int64: an image's position and the seed of its augmentation."""
+    shown = []
+    for place, seed in zip(places[chunk[:, 0]], chunk[:, 1].tolist()):
+        try:
+            image = decode(os.fsdecode(place), view.upright) if embedded is None else embedded[place]
+        except ImageError as error:
+            return str(error)  # raised by who takes the batch: a pickled error may bring frames that keep the workers
+        shown.append(pixels(image, view, seed))
+    return np.stack(shown)  # no tensor: torch's shared memory is too small in many containers
 
 
 def _end_with_parent(worker: int) -> None:
     """End this process soon after its parent, however that ended and whatever this one waits for."""
-    threading.Thread(target=_watch, args=[os.getppid()], daemon=True).start()
+    parent = os.getppid()
 
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
 
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def random_batches(count: int, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """A fresh permutation of `range(count)` in batches; an incomplete last one is dropped, unless it is the only one."""
+    """A fresh permutation of `range(count)` in batches; an incomplete last one is dropped unless it is the only one."""
     order = np.random.default_rng((_ORDER, seed, epoch)).permutation(count)
-    if count < batch_size:
-        return [order]
-    return [order[at : at + batch_size] for at in range(0, count - batch_size + 1, batch_size)]
+    return [order[at : at + batch_size] for at in range(0, max(1, count - batch_size + 1), batch_size)]
 
 
-def class_batches(labels: Sequence[int], classes: int, images: int, seed: int, epoch: int) -> list[np.ndarray]:
+def class_batches(labels: Sequence[int], classes: int, images: int, repeat: bool, seed: int, epoch: int) -> list:
     """Batches of P `classes` x K `images`, class by class, for the pair-based losses (Appendix A: 180 x 4).
-
-    All classes come once before one comes again.  A class with fewer than K images repeats some of them; with fewer
-    than P classes every batch holds all of them.  An epoch has as many batches as fit into the number of images, and
-    at least so many that every class comes once.
-    """
+    As in the authors' code a batch draws its classes without replacement, so far as they go, and keeps its size, and
+    the images of a class with replacement; not to `repeat` images takes one twice only where there are fewer than K."""
     rng = np.random.default_rng((_ORDER, seed, epoch))
-    members = _members(labels)
-    width = min(classes, len(members))
-    count = max(len(labels) // (width * images), math.ceil(len(members) / width))
-    batches, queue = [], []
-    for _ in range(count):
-        chosen, queue = queue[:width], queue[width:]
-        if len(chosen) < width:
-            fresh = rng.permutation(len(members)).tolist()
-            new = [c for c in fresh if c not in chosen][: width - len(chosen)]
-            chosen, queue = chosen + new, [c for c in fresh if c not in new]
-        batches.append(np.concatenate([_draw(rng, members[c], images) for c in chosen]))
+    members = list(pd.Series(labels).groupby(np.asarray(labels)).indices.values())
+    draw, batches = rng.choice if repeat else partial(_draw, rng), []
+    for _ in range(max(1, len(labels) // (classes * images))):
+        chosen = np.resize(rng.permutation(len(members)), classes)
+        batches.append(np.concatenate([draw(members[c], images) for c in chosen]))
     return batches
 
 
@@ -270,20 +230,11 @@ def ordered_batches(count: int, batch_size: int) -> list[np.ndarray]:
 
 
 def few_shot(images: pd.DataFrame, shots: int, seed: int) -> pd.DataFrame:
-    """`shots` train rows of each class of `images`; a row comes twice only where a class has fewer.
-
-    With the same seed, fewer shots are a part of more shots.
-    """
+    """`shots` train rows of each class, one twice only if there are fewer; a seed's fewer shots are among its more."""
     train = images[images["split"] == "train"]
-    rows = [
-        _draw(np.random.default_rng((_SHOTS, seed, i)), own, shots) for i, own in enumerate(_members(train["label"]))
-    ]
+    members = enumerate(train.groupby("label").indices.values())
+    rows = [_draw(np.random.default_rng((_SHOTS, seed, i)), own, shots) for i, own in members]
     return train.iloc[np.concatenate(rows)].reset_index(drop=True)
-
-
-def _members(labels: Sequence[int]) -> list[np.ndarray]:
-    """The positions of each class, in the order of the labels."""
-    return list(pd.Series(labels).groupby(np.asarray(labels)).indices.values())
 
 
 def _draw(rng: np.random.Generator, members: np.ndarray, count: int) -> np.ndarray:

@@ -1,7 +1,5 @@
 """`python -m pumalib data status|download|prepare|verify`; whatever is interrupted goes on when it is called again."""
 
-from __future__ import annotations
-
 import lzma
 import os
 import shutil
@@ -27,18 +25,16 @@ def status(root: str | Path) -> pd.DataFrame:
     root, rows = Path(root).expanduser(), []
     for name, dataset in paper.DATASETS.items():
         found, copies, folder = 0, 0, paper.find(root, name)
-        how = "says how to get it by hand" if isinstance(dataset.source, str) else "fetches it"
-        state = f"missing; `python -m pumalib data download {name}` {how}"
-        if folder:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                try:
-                    benchmark = paper.load(root, [name], strict=False)
-                    found = len(benchmark.images)
-                    copies, state = found - len(prepared.unprepared(benchmark)), "complete"
-                except ValueError as error:
-                    state = str(error)
-            state = str(caught[0].message) if caught else state
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                benchmark = paper.load(root, [name], strict=False)
+                found = len(benchmark.images)
+                copies = found - len(prepared.unprepared(benchmark))
+                state = str(caught[0].message) if caught else "complete"
+            except ValueError as error:
+                how = "says how to get it by hand" if isinstance(dataset.source, str) else "fetches it"
+                state = str(error) if folder else f"missing; `python -m pumalib data download {name}` {how}"
         expected = sum(images for images, _ in dataset.counts.values())
         rows.append((name, str(folder or ""), found, expected, copies, state))
     return pd.DataFrame(rows, columns=["dataset", "folder", "images", "expected", "prepared", "state"])
@@ -46,51 +42,36 @@ def status(root: str | Path) -> pd.DataFrame:
 
 def download(names: list[str] | None, root: str | Path, mirror: str | None = None) -> list[str]:
     """Fetch and unpack what may be fetched freely and is not complete; print how to get the rest, and return its names.
-
-    Args:
-        names: of datasets of the paper; None or none: all.
-        root: where to; made if need be.  Archives stay in `root/archives` and may be deleted.
-        mirror: address under which the archives lie by their own names.
-
-    Raises:
-        ValueError: unknown dataset, wrong checksum, or an archive that is damaged or unsafe.
-        OSError: the server cannot be reached or broke off, or the disk is full.
-    """
-    root, names, by_hand = Path(root).expanduser(), list(names or paper.DATASETS), []
+    Archives stay in `root/archives` and may be deleted; a `mirror` has them by their own names.  Raises ValueError:
+    unknown dataset, wrong checksum, damaged or unsafe archive; OSError: no connection, or the disk is full."""
+    root, names, by_hand = Path(root).expanduser(), names or list(paper.DATASETS), []
     check_known("dataset", names, paper.DATASETS)
-    archives = root / "archives"
-    archives.mkdir(parents=True, exist_ok=True)
     for name in names:
         try:
             paper.load(root, [name])
             print(f"{name}: complete in {paper.find(root, name)}")
             continue
         except ValueError:  # missing or incomplete
-            pass
-        source = paper.DATASETS[name].source
+            source = paper.DATASETS[name].source
         if isinstance(source, str):
             by_hand.append(name)
             print("\n" + source.format(root=root))
             continue
         for url, md5, into in source:
-            file = url.rsplit("/", 1)[1]
-            with filelock.FileLock(archives / f"{file}.lock"):
-                unpack(_fetch(f"{mirror.rstrip('/')}/{file}" if mirror else url, md5, archives / file), root / into)
+            file = root / "archives" / url.rsplit("/", 1)[1]
+            with filelock.FileLock(f"{file}.lock"):
+                unpack(_fetch(f"{mirror.rstrip('/')}/{file.name}" if mirror else url, md5, file), root / into)
         print(f"{name}: unpacked under {root}")
     return by_hand
 
 
 def _fetch(url: str, md5: str, file: Path) -> Path:
-    elsewhere = f"fetch {file.name} elsewhere and put it into {file.parent}"
     try:
         return Path(pooch.retrieve(url, f"md5:{md5}", file.name, file.parent, downloader=_resuming))
-    except ValueError as error:
-        raise ValueError(
-            f"{url}: wrong checksum, the download was thrown away ({error}). Run it again; if it stays wrong, the "
-            f"server has another release: {elsewhere}"
-        ) from None
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-        raise OSError(f"{url}: {error}. Run it again, it goes on where it stopped; or {elsewhere}") from None
+    except (ValueError, urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        remedy = f"Run it again, it goes on where it stopped; or put {file.name} from elsewhere into {file.parent}"
+        kind = ValueError if isinstance(error, ValueError) else OSError  # the first: a wrong checksum
+        raise kind(f"{url}: {error}. {remedy}") from None
 
 
 def _resuming(url: str, output_file: str, _) -> None:
@@ -116,11 +97,8 @@ def _resuming(url: str, output_file: str, _) -> None:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Unpack a tar or zip archive into `target`, or copy a .mat file there; nothing is left of a refused archive.
-
-    Raises:
-        ValueError: the archive is damaged, unpacks to too much, or has a link or a member that leaves `target`.
-    """
+    """Unpack a tar or zip archive into `target`, or copy a .mat file there.  Raises ValueError, and leaves nothing:
+    damaged, unpacks to too much, or has a link or a member that leaves `target`."""
     fresh = target / f".unpacking-{archive.name}"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -144,15 +122,12 @@ def _members(archive: Path, packed: zipfile.ZipFile | tarfile.TarFile) -> list:
     for member in packed.infolist() if isinstance(packed, zipfile.ZipFile) else packed:
         if isinstance(member, zipfile.ZipInfo):
             name, size, kind = member.filename, member.file_size, stat.S_IFMT(member.external_attr >> 16)
-            plain = kind in (0, stat.S_IFREG, stat.S_IFDIR)
         else:
-            name, size, plain = member.name, member.size, member.isreg() or member.isdir()
+            name, size, kind = member.name, member.size, 0 if member.isreg() or member.isdir() else stat.S_IFLNK
         path, total = PureWindowsPath(name), total + size  # a Windows path knows drive letters and both slashes
-        if not plain or path.anchor or ".." in path.parts:
-            why = "leaves its folder" if plain else "is a link or a device"
+        if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or path.anchor or ".." in path.parts or total > limit:
+            why = f"is a link or a device, leaves its folder, or makes it more than {limit / 1e9:.0f} GB"
             raise ValueError(f"{archive}: member {name!r} {why}; the archive is refused")
-        if total > limit:
-            raise ValueError(f"{archive}: unpacks to more than {limit / 1e9:.0f} GB; the archive is refused")
         if not path.name.startswith("._") and "__MACOSX" not in path.parts:
             members.append(member)
     return members
@@ -161,9 +136,8 @@ def _members(archive: Path, packed: zipfile.ZipFile | tarfile.TarFile) -> list:
 def verify(names: list[str] | None, root: str | Path, benchmark: str = "paper") -> pd.DataFrame:
     """Decode every image of some datasets (None: all): dataset, path and error of each that cannot be read."""
     found = read(benchmark, root, names or None, strict=False)
-    errors = batches.unreadable(found, progress=True)
-    table = found.images.loc[list(errors), ["dataset", "path"]].reset_index(drop=True)
-    return table.assign(error=[str(error) for error in errors.values()])
+    errors = pd.Series(batches.unreadable(found), dtype=object).map(str)
+    return found.images[["dataset", "path"]].assign(error=errors).dropna().reset_index(drop=True)
 
 
 def prepare(names: list[str] | None, root: str | Path, benchmark: str = "paper") -> Path:

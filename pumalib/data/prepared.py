@@ -1,17 +1,10 @@
-"""Smaller copies of image files, which decode several times as fast: plain JPEGs in `paths.CACHE`.
-
-A copy is written whole, with its image's time of change, by which missing and outdated ones are found.  EXIF's
-orientation is copied, not applied.
-"""
-
-from __future__ import annotations
+"""Smaller copies of image files, which decode several times as fast: JPEGs in `paths.CACHE`, as old as the images."""
 
 import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from PIL import ExifTags, Image
 
 from .. import paths
@@ -23,12 +16,8 @@ SIDE, QUALITY = 384, 92  # the shorter side in pixels, at most, and quality of t
 
 def prepare(benchmark: Benchmark) -> Path:
     """Make the copies that are missing or outdated; returns the folder they are in.
-
-    Raises:
-        ValueError: an embedded benchmark, or images that cannot be read (all others are prepared).
-        OSError: no space left; what is done is kept.
-    """
-    folder = _prepared(benchmark)
+    Raises ValueError for images that cannot be read, when all others are done; OSError: the disk is full."""
+    folder = _folder(benchmark)
     copied = each(partial(_copy, benchmark.root, folder), unprepared(benchmark), "preparing")
     if errors := [error for error in copied if error]:
         raise ValueError(f"{len(errors)} images cannot be prepared, all others are; the first: {errors[0]}")
@@ -36,22 +25,26 @@ def prepare(benchmark: Benchmark) -> Path:
 
 
 def use_prepared(benchmark: Benchmark) -> Benchmark:
-    """`benchmark` with the copies that `prepare` made in place of its images.
-
-    Raises:
-        ValueError: an embedded benchmark, or copies that are missing or outdated.
-    """
+    """`benchmark` with the copies of `prepare` in place of its images; ValueError where one is missing or outdated."""
     if left := unprepared(benchmark):
-        raise ValueError(
-            f"{len(left):,} of {len(benchmark.images):,} images have no prepared copy of their present state, for "
-            f"instance {left[0]}; run `python -m pumalib data prepare --benchmark {benchmark.name} "
-            f"--root {benchmark.root} {' '.join(benchmark.datasets)}`"
-        )
+        what = f"{len(left):,} of {len(benchmark.images):,} images have no prepared copy of their present state"
+        remedy = f"prepare --benchmark {benchmark.name} --root {benchmark.root} {' '.join(benchmark.datasets)}"
+        raise ValueError(f"{what}, for instance {left[0]}; run `python -m pumalib data {remedy}`")
     images = benchmark.images.assign(path=benchmark.images["path"].map(_jpeg))
-    return check(replace(benchmark, images=images, root=_prepared(benchmark)))
+    return check(replace(benchmark, images=images, root=_folder(benchmark)))
 
 
-def _prepared(benchmark: Benchmark) -> Path:
+def unprepared(benchmark: Benchmark) -> list[str]:
+    """Paths of the images whose copy is missing or has another time; file systems keep it to 2 s or better."""
+    folder, left = _folder(benchmark), []
+    for path in benchmark.images["path"]:
+        image, copy = f"{benchmark.root}/{path}", f"{folder}/{_jpeg(path)}"
+        if not os.path.exists(copy) or abs(os.path.getmtime(copy) - os.path.getmtime(image)) > 2:
+            left.append(path)
+    return left
+
+
+def _folder(benchmark: Benchmark) -> Path:
     if benchmark.pixels is not None:
         raise ValueError(f"benchmark {benchmark.name!r} is embedded; only image files are prepared")
     return paths.CACHE / "prepared" / cache_name(benchmark.root)
@@ -61,27 +54,14 @@ def _jpeg(path: str) -> str:
     return path if path.lower().endswith((".jpg", ".jpeg")) else f"{path}.jpg"
 
 
-def unprepared(benchmark: Benchmark) -> list[str]:
-    """Paths of the images whose copy is missing or has another time; file systems keep it to 2 s or better."""
-    folder, left = _prepared(benchmark), []
-    for path in benchmark.images["path"]:
-        try:
-            copied = os.stat(f"{folder}/{_jpeg(path)}").st_mtime
-        except FileNotFoundError:
-            copied = -np.inf
-        if abs(copied - os.stat(f"{benchmark.root}/{path}").st_mtime) > 2:
-            left.append(path)
-    return left
-
-
 def _copy(root: Path, folder: Path, path: str) -> ImageError | None:
-    source, changed, exif = root / path, os.stat(root / path).st_mtime_ns, Image.Exif()
+    changed, turn, exif = os.stat(root / path).st_mtime_ns, ExifTags.Base.Orientation, Image.Exif()
     try:
-        image = decode(source)
+        image = decode(root / path)
     except ImageError as error:
         return error
-    with Image.open(source) as original:
-        exif[ExifTags.Base.Orientation] = original.getexif().get(ExifTags.Base.Orientation, 1)
+    with Image.open(root / path) as original:  # its orientation is copied, not applied
+        exif[turn] = original.getexif().get(turn, 1)
     scale = min(1, SIDE / min(image.size))
     image = image.resize([max(1, round(length * scale)) for length in image.size], Image.Resampling.BICUBIC)
     with paths.written_whole(folder / _jpeg(path)) as temporary:

@@ -1,17 +1,14 @@
-"""The one table: a `Benchmark` has a row per image, and everything else is said by filtering it.
-
-A dataset-specific run is `images[images.dataset == "cub"]`, a few-shot run a sample of its train rows, universal
-no filter.
-"""
+"""The one table: a `Benchmark` has a row per image, and everything else is said by filtering it."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -22,31 +19,21 @@ from .. import paths
 
 COLUMNS = ["path", "label", "class_name", "dataset", "split"]
 SPLITS = ("train", "test", "query", "gallery")
-OVERALL = ("unified", "harmonic")  # what stands beside the datasets in a table of accuracies
 
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
-    """A set of retrieval datasets.
+    """A set of retrieval datasets, as files under `root` or embedded as `pixels`.
+    The columns of `images`: `path` (str, relative to `root`, or the row of `pixels`), `label` (int, unique over all
+    datasets), `class_name`, `dataset` and `split` ("train", "test", "query" or "gallery"; "test": both of the last)."""
 
-    Attributes:
-        name: "mini", "folders" or "paper".
-        images: a row per image with the columns
-            `path` (str relative to `root`, or the row of `pixels` for an embedded benchmark),
-            `label` (int, unique over all datasets), `class_name` (str), `dataset` (str) and
-            `split` ("train", "test", "query" or "gallery"; "test" is both query and gallery).
-        root: the folder `path` is relative to; None for an embedded benchmark.
-        pixels: (n, H, W, 3) uint8 for an embedded benchmark, else None.
-    """
-
-    name: str
-    images: pd.DataFrame
+    name: str  # "mini", "folders" or "paper"
+    images: pd.DataFrame  # a row per image
     root: Path | None = None
-    pixels: np.ndarray | None = None
+    pixels: np.ndarray | None = None  # (n, H, W, 3) uint8
 
     @property
     def datasets(self) -> list[str]:
-        """Dataset names in the order of the table."""
         return list(dict.fromkeys(self.images["dataset"]))
 
     @property
@@ -67,10 +54,7 @@ class Benchmark:
         return replace(self, images=pd.concat(parts, ignore_index=True))
 
     def holdout(self) -> Benchmark:
-        """The training images alone, each dataset's classes halved in order into train and test.
-
-        For choosing settings without a look at the test classes.
-        """
+        """The training images alone, each dataset's classes halved: to choose settings without the test classes."""
         rows = self.train.reset_index(drop=True)
         place = rows.groupby("dataset", sort=False)["label"].rank("dense", pct=True)
         return replace(self, images=rows.assign(split=np.where(place <= 0.5, "train", "test")))
@@ -81,97 +65,75 @@ class Benchmark:
 
     @cached_property
     def _digest(self) -> str:  # once per table: every run of a notebook asks
-        table = self.images[COLUMNS].assign(contents=contents(self))
-        return hashlib.sha256(table.to_csv(index=False, lineterminator="\n").encode()).hexdigest()
+        if self.pixels is None:
+            parts = self.images.groupby("dataset", sort=False)["path"]
+            contents = pd.concat([_contents(self.root, name, files) for name, files in parts])
+        else:
+            contents = self.images["path"].map(lambda row: _sha256(self.pixels[int(row)].tobytes()))
+        table = self.images[COLUMNS].assign(contents=contents)
+        return _sha256(table.to_csv(index=False, lineterminator="\n").encode())
 
 
 def check_known(kind: str, names, known) -> None:
     """Raise ValueError naming the unknown `names` and the `known` ones."""
-    unknown = [name for name in names if name not in known]
-    if unknown:
+    if unknown := [name for name in names if name not in known]:
         raise ValueError(f"unknown {kind} {', '.join(map(repr, unknown))}; known: {', '.join(map(str, known))}")
 
 
 def check(benchmark: Benchmark) -> Benchmark:
-    """Return `benchmark` if it can be trained and tested on, else raise ValueError naming the dataset."""
-    images, where = benchmark.images, f"benchmark {benchmark.name!r}"
-    missing = [column for column in COLUMNS if column not in images]
-    if missing:
-        raise ValueError(f"{where}: the table lacks {missing}")
-    wrong = set(images["split"]) - set(SPLITS)
-    if wrong:
-        raise ValueError(f"{where}: unknown split {sorted(wrong)}; known: {SPLITS}")
-    if images.duplicated(["dataset", "path"]).any():
-        twice = images[images.duplicated(["dataset", "path"])].iloc[0]
-        raise ValueError(f"dataset {twice.dataset!r}: image {twice.path!r} stands twice in the table")
+    """Return `benchmark` if it can be trained and tested on, else raise ValueError: the dataset and what to do."""
+    images = benchmark.images
+    for image in images[images.duplicated(["dataset", "path"])].itertuples():
+        raise ValueError(f"dataset {image.dataset!r}: image {image.path!r} stands twice in the table")
     for name, rows in images.groupby("dataset", sort=False):
-        if name in OVERALL:
-            raise ValueError(f"dataset {name!r}: the name of an overall accuracy; rename the dataset")
-        seen = rows["split"] == "train"
-        both = set(rows[seen]["class_name"]) & set(rows[~seen]["class_name"])
-        if both:
-            raise ValueError(
-                f"dataset {name!r}: class {min(both)!r} is in train and test ({len(both)} such classes); "
-                "metric learning is tested on classes not seen in training: move it to one side"
-            )
-        for side, part in (("train", rows[seen]), ("test", rows[~seen])):
-            if (count := part["class_name"].nunique()) < 2:
-                raise ValueError(f"dataset {name!r}: {count} class(es) in {side}; at least 2 are needed there")
-        queries, gallery = (rows[rows["split"].isin(["test", side])] for side in ("query", "gallery"))
-        found = queries["class_name"].map(gallery["class_name"].value_counts()).fillna(0)
-        if not (found > (queries["split"] == "test")).any():  # an image is not its own positive
-            raise ValueError(
-                f"dataset {name!r}: no query has another image of its class to find (in the gallery); "
-                "give at least one test class two images, or query and gallery images of one class"
-            )
-    if (images.groupby("label")[["dataset", "class_name"]].nunique() > 1).any(axis=None):
-        raise ValueError(f"{where}: a label stands for two classes; labels must be unique")
+        split, classes = rows["split"], rows["class_name"]
+        train, test = set(classes[split == "train"]), set(classes[split != "train"])
+        gallery = classes[split.isin(["test", "gallery"])].value_counts()
+        positives = classes.map(gallery).fillna(0) - (split == "test")  # an image is not its own positive
+        if name in ("unified", "harmonic"):
+            problem = "the name of an overall accuracy; rename the dataset"
+        elif both := train & test:
+            problem = f"class {min(both)!r} is in train and test ({len(both)} such classes); move it to one side"
+        elif min(len(train), len(test)) < 2:
+            count = f"{len(train)} class(es) in train, {len(test)} in test"
+            problem = f"{count}; at least 2 are needed in each: add some, or leave the dataset out with datasets=[...]"
+        elif not (positives[split.isin(["test", "query"])] > 0).any():
+            problem = "no query has another image of its class to find (in the gallery); give a test class two images"
+        else:
+            continue
+        raise ValueError(f"dataset {name!r}: {problem}")
     return benchmark
 
 
-def contents(benchmark: Benchmark) -> pd.Series:
-    """SHA-256 of each image (the file's bytes, or embedded pixels), for `benchmark.images`.
-
-    Those of files are kept in `paths.CACHE` by path, size and time of change: only new and changed files are read.
-    """
-    images = benchmark.images
-    if benchmark.pixels is not None:
-        return images["path"].map(lambda row: hashlib.sha256(benchmark.pixels[int(row)].tobytes()).hexdigest())
-    parts = images.groupby("dataset", sort=False)["path"]
-    return pd.concat([_contents(benchmark.root, name, files) for name, files in parts])[images.index]
-
-
 def _contents(root: Path, dataset: str, files: pd.Series) -> pd.Series:
-    file, keys = paths.CACHE / "contents" / cache_name(root) / f"{dataset}.csv", ["path", "size", "mtime_ns"]
+    """SHA-256 of each file, kept in `paths.CACHE` by size, time of change and path: only new and changed are read."""
+    cache = paths.CACHE / "contents" / cache_name(root) / f"{dataset}.json"
     try:
-        known = pd.read_csv(file, keep_default_na=False, dtype={"path": str, "sha256": str})
-        known = known[known["sha256"].str.len() == 64]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # a damaged cache is made again
-        known = pd.DataFrame(columns=[*keys, "sha256"])
-    known = known.drop_duplicates(keys).astype({"size": "int64", "mtime_ns": "int64"})
+        known = dict(json.loads(cache.read_text("utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):  # a damaged cache is made again
+        known = {}
     stats = ((path, os.stat(f"{root}/{path}")) for path in files)
-    now = pd.DataFrame([(path, s.st_size, s.st_mtime_ns) for path, s in stats], files.index, keys)
-    now["sha256"] = now.merge(known, "left", keys)["sha256"].to_numpy()
-    new = now.index[now["sha256"].isna()]
+    keys = {path: f"{stat.st_size} {stat.st_mtime_ns} {path}" for path, stat in stats}
+    new = [path for path, key in keys.items() if key not in known]
     for at in range(0, len(new), 20_000):  # kept after each: a killed process loses only the last
         part = new[at : at + 20_000]
-        now.loc[part, "sha256"] = each(partial(_digest, root), files[part].tolist(), f"digests of {dataset}")
-        with paths.written_whole(file) as temporary:
-            pd.concat([known, now.dropna()]).drop_duplicates(keys).to_csv(temporary, index=False)
-    return now["sha256"]
+        digests = each(lambda path: _sha256((root / path).read_bytes()), part, f"digests of {dataset}")
+        known |= zip(map(keys.get, part), digests)
+        with paths.written_whole(cache) as temporary:
+            temporary.write_text(json.dumps(known), "utf-8")
+    return files.map(keys).map(known)
 
 
-def _digest(root: Path, path: str) -> str:
-    with open(root / path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def each(function: Callable, items: list, what: str) -> list:
-    """`function` of every item, with progress; by threads, since reading, hashing, decoding and encoding let others run."""
+    """`function` of every item, by threads (reading, hashing and decoding let others run), with a bar named `what`."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(tqdm(pool.map(function, items), what, len(items), unit="image")) if items else []
 
 
 def cache_name(root: Path) -> str:
     """A folder's name in the cache, different for roots of the same name."""
-    return f"{root.name}-{hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:8]}"
+    return f"{root.name}-{_sha256(os.fsencode(root.resolve()))[:8]}"

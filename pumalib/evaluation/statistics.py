@@ -1,36 +1,46 @@
 """Chance in retrieval accuracies: the bootstrap over queries, the spread over seeds, and differences in pairs."""
 
-from __future__ import annotations
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 KS = (1, 2, 4, 8, 10, 20, 100)  # of R@k in the paper's tables
-SAYS = {"higher": "holds", "lower": "FAILS", "open": "open"}
+OVERALL = ("unified", "harmonic", "large", "small", "small - large")  # what is no dataset
 
 
-def harmonic_mean(accuracies: np.ndarray, axis: int = 0) -> np.ndarray:
-    """D / sum(1 / accuracy) over the D entries of `axis`; 0 where one of them is 0 (Sec. 5.1)."""
-    accuracies = np.asarray(accuracies, dtype=float)
+def harmonic_mean(accuracies: np.ndarray) -> np.ndarray:
+    """Over the first axis; 0 where one accuracy is 0 (Sec. 5.1)."""
     with np.errstate(divide="ignore"):
-        return accuracies.shape[axis] / (1 / accuracies).sum(axis)
+        return len(accuracies) / (1 / np.asarray(accuracies, dtype=float)).sum(0)
 
 
-def resample(values: np.ndarray, bootstrap: int, rng: np.random.Generator) -> np.ndarray:
-    """(bootstrap, columns) means of `values` (queries, columns), queries drawn with replacement."""
-    n = len(values)
-    means = np.empty((bootstrap, values.shape[1]))
-    for sample in means:
-        sample[:] = np.bincount(rng.integers(n, size=n), minlength=n) @ values / n
+def resampled(scores: Mapping, classes: Mapping, bootstrap: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """(1 + bootstrap, columns) means of each (queries, columns) as they are, then resampled; last those of `harmonic`.
+
+    Classes (queries,) are drawn with replacement, with all their queries: these are alike, classes are independent.
+    "unified", the queries of all datasets in their order, is drawn with the datasets' classes.
+    """
+    rng, means, weights = np.random.default_rng(seed), {}, []
+    for name, values in scores.items():
+        labels, count = np.unique(classes[name], return_inverse=True)[1], len(np.unique(classes[name]))
+        sums = np.stack([np.bincount(labels, column, count) for column in [*values.T, np.ones(len(values))]], axis=1)
+        if name == "unified":
+            drawn = np.concatenate(weights, axis=1)
+        else:
+            drawn = np.concatenate([np.ones((1, count)), rng.multinomial(count, np.full(count, 1 / count), bootstrap)])
+            weights.append(drawn)
+        total = drawn @ sums
+        means[name] = total[:, :-1] / total[:, -1:]
+    means["harmonic"] = harmonic_mean(np.stack([means[name] for name in scores if name != "unified"]))
     return means
 
 
 def interval(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str, float]:
     """Mean and sd over seeds of `values` (seeds,) with a 95% interval from each seed's bootstrap `low` and `high`.
 
-    The half-widths of both sources of chance add as independent errors: that of the queries (its mean over seeds;
-    they share their queries, so it does not shrink with their number) and t sd / sqrt(seeds), Student's t.
+    Two half-widths add as independent errors: the queries' (mean over seeds, which share them), and t sd / sqrt(seeds).
     """
     count, mean = len(values), float(values.mean())
     sd = float(values.std(ddof=1)) if count > 1 else float("nan")
@@ -39,26 +49,36 @@ def interval(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str,
     return {"value": mean, "low": mean - low, "high": mean + high, "sd": sd}
 
 
-def paired_difference(ours: list[dict[str, np.ndarray]], theirs: list[dict[str, np.ndarray]]) -> pd.DataFrame:
-    """Accuracy of one model minus another's: value, low, high, and the verdict "higher", "lower" or "open".
+def paired_difference(ours: list[Mapping], theirs: list[Mapping], classes: Mapping, large=()) -> pd.DataFrame:
+    """Accuracy of one model minus another's: value, low, high (95%), and one-sided p-values, `above` 0 and `below` 0.
 
-    Both are resampled with the same queries and compared seed by seed, so that what makes a query or a seed
-    easy for both cancels out; the two sources of chance are added as in `interval`.  `ours` and `theirs` are, per
-    seed in the same order (only seeds of both count), the (queries,) hits of each dataset and of "unified"; the
-    result has a row per key, then `harmonic`.
+    `ours` and `theirs` are, per seed in one order (seeds of both count), the (queries,) hits of each dataset and of
+    "unified"; `classes` as for `resampled`.  A row per key, then `harmonic`, and where some but not all datasets are
+    `large` the means of large and small ones, and "small - large".  The classes' bootstrap error of the mean over seeds
+    and the seeds' sd / sqrt(seeds) add, by Student's t with Welch's and Satterthwaite's degrees of freedom; with one
+    seed there are no p-values, and the interval is of the classes.
     """
     pairs = list(zip(ours, theirs))
-    rng = np.random.default_rng(0)
-    samples = {}
-    for name in ours[0]:
-        values = np.stack([seed[name] for pair in pairs for seed in pair], axis=1)  # (queries, seeds x 2)
-        samples[name] = np.concatenate([values.mean(0, keepdims=True), resample(values, 1000, rng)])
-    samples["harmonic"] = harmonic_mean(np.stack([samples[name] for name in samples if name != "unified"]))
-    lines = {}
-    for name, sample in samples.items():
-        gains = sample[:, ::2] - sample[:, 1::2]  # (1 + bootstrap, seeds)
-        low, high = np.percentile(gains[1:].mean(1), (2.5, 97.5))
-        line = interval(gains[0], np.full(len(pairs), low), np.full(len(pairs), high))
-        verdict = "higher" if line["low"] > 0 else "lower" if line["high"] < 0 else "open"
-        lines[name] = {key: line[key] for key in ("value", "low", "high")} | {"verdict": verdict}
+    values = {name: np.stack([seed[name] for pair in pairs for seed in pair], axis=1) for name in ours[0]}
+    gains = {name: mean[:, ::2] - mean[:, 1::2] for name, mean in resampled(values, classes, 1000).items()}
+    own = [name for name in ours[0] if name != "unified"]
+    groups = {"large": [name for name in own if name in large], "small": [name for name in own if name not in large]}
+    if all(groups.values()):
+        gains |= {group: np.mean([gains[name] for name in names], axis=0) for group, names in groups.items()}
+        gains["small - large"] = gains["small"] - gains["large"]
+    lines, seeds = {}, len(pairs)
+    for name, gain in gains.items():  # (1 + bootstrap, seeds)
+        value, queries = gain[0].mean(), gain[1:].mean(1).var(ddof=1)
+        spread = gain[0].var(ddof=1) / seeds if seeds > 1 else 0.0
+        error, freedom = np.sqrt(queries + spread), (seeds - 1) * (1 + queries / spread) ** 2 if spread else np.inf
+        width, t = stats.t.ppf(0.975, freedom) * error, value / max(error, 1e-12)
+        above, below = (stats.t.sf(t, freedom), stats.t.cdf(t, freedom)) if seeds > 1 else (np.nan, np.nan)
+        lines[name] = {"value": value, "low": value - width, "high": value + width, "above": above, "below": below}
     return pd.DataFrame.from_dict(lines, orient="index").rename_axis("dataset")
+
+
+def holm(chances: Mapping[str, float]) -> dict[str, float]:
+    """p-values corrected for their number (Holm, 1979)."""
+    names = sorted(chances, key=chances.get)
+    scaled = [(len(names) - rank) * chances[name] for rank, name in enumerate(names)]
+    return dict(zip(names, np.maximum.accumulate(scaled).clip(max=1).tolist()))

@@ -6,30 +6,31 @@ from torch.nn import functional as F
 
 
 class Loss(nn.Module):
-    """A metric learning loss over `num_classes` classes and `dim`-dimensional embeddings.
+    """A loss `compute(x, labels)` of embeddings (N, dim) and integers (N,) in 0..num_classes-1.
+    `class Some(Loss, margin=0.1, variant=("paper", "code"))` has these hyperparameters; of names the first is the
+    default, "code" is a loss as PUMA's authors released it."""
 
-    `forward(embeddings, labels)` takes (N, D) floats of any dtype and (N,) integers in 0..C-1 and returns a
-    scalar: `compute(x, labels)` in float32 (float64 if the input or a parameter is), whatever the autocast state.
-    """
-
-    hyper, choices = {}, {}  # hyperparameters with their defaults; the values of those that are names
     batches = "random"  # the batches it wants, or "classes": some classes, several images of each
     normalised_input = True  # False where it needs the model's output before L2 normalisation; others normalise it
     metric = "cosine"  # how to compare outputs, or a function of (q, D) and (g, D) outputs to (q, g) distances
 
+    def __init_subclass__(cls, **hyper):
+        cls.hyper = hyper or getattr(cls, "hyper", {})
+
     def __init__(self, num_classes: int, dim: int, **hyper):
         super().__init__()
         self.num_classes, self.dim, self._labels_seen = num_classes, dim, False
-        for key, value in (self.hyper | hyper).items():
-            if key not in self.hyper:
-                raise ValueError(
-                    f"unknown {key!r} of {type(self).__name__}; its hyperparameters: {', '.join(self.hyper)}"
-                )
-            if value not in self.choices.get(key, [value]):
-                raise ValueError(f"unknown {key} {value!r}; known: {', '.join(self.choices[key])}")
-            setattr(self, key, value)
+        if unknown := [key for key in hyper if key not in self.hyper]:
+            known = ", ".join(self.hyper)
+            raise ValueError(f"unknown {unknown[0]!r} of {type(self).__name__}; its hyperparameters: {known}")
+        for key, default in self.hyper.items():
+            names = default if isinstance(default, tuple) else [hyper.get(key, default)]
+            setattr(self, key, hyper.get(key, names[0]))
+            if getattr(self, key) not in names:
+                raise ValueError(f"unknown {key} {hyper[key]!r}; known: {', '.join(names)}")
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """A scalar, in float32 (float64 if the input or a parameter is), whatever the autocast state."""
         self._check(embeddings, labels)
         double = torch.float64 in {embeddings.dtype, *(parameter.dtype for parameter in self.parameters())}
         with torch.autocast(embeddings.device.type, enabled=False):
@@ -42,14 +43,14 @@ class Loss(nn.Module):
     def _check(self, x: Tensor, labels: Tensor) -> None:
         if x.ndim != 2 or x.shape[1] != self.dim or not x.is_floating_point():
             raise ValueError(f"embeddings must be floats of shape (N, {self.dim}), got {x.dtype} {tuple(x.shape)}")
-        numbers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-        if labels.shape != x.shape[:1] or not len(labels) or not numbers:
+        integers = torch.can_cast(labels.dtype, torch.long) and labels.dtype != torch.bool
+        if labels.shape != x.shape[:1] or not len(labels) or not integers:
             got = f"{labels.dtype} {tuple(labels.shape)} for embeddings {tuple(x.shape)}"
             raise ValueError(f"labels must be integers of shape (N,) with N >= 1 as the embeddings, got {got}")
-        tensors = {"embeddings": x, "labels": labels, **dict(self.named_parameters()), **dict(self.named_buffers())}
-        if len({tensor.device for tensor in tensors.values()}) > 1:
-            places = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items())
-            raise ValueError(f"everything must be on one device, got {places}; move them with .to(device)")
+        places = {n: t.device for n, t in {"embeddings": x, "labels": labels, **self.state_dict()}.items()}
+        if len(set(places.values())) > 1:
+            got = ", ".join(f"{name} on {device}" for name, device in places.items())
+            raise ValueError(f"everything must be on one device, got {got}; move them with .to(device)")
         low, high = labels.aminmax()
         inside = (low >= 0) & (high < self.num_classes)
         if self._labels_seen and labels.is_cuda:
@@ -57,26 +58,6 @@ class Loss(nn.Module):
         elif not inside:
             raise ValueError(f"labels must lie in 0..{self.num_classes - 1}, got {low.item()}..{high.item()}")
         self._labels_seen = True
-
-
-class ProxyLoss(Loss):
-    """A loss with learnable class vectors `proxies` (C x K, D), the K of one class adjacent; they start as N(0, std^2).
-
-    Only their direction counts, but the shorter they are, the faster a step of the optimiser turns them.
-    """
-
-    std = 1.0
-
-    def __init__(self, num_classes: int, dim: int, **hyper):
-        super().__init__(num_classes, dim, **hyper)
-        self.proxies = nn.Parameter(self.initial())
-
-    def initial(self) -> Tensor:
-        return self.std * torch.randn(self.num_classes, self.dim)
-
-    def cosines(self, x: Tensor) -> Tensor:
-        """The cosines (N, C x K) of embeddings (N, D) and proxies."""
-        return unit(x) @ unit(self.proxies.to(x.dtype)).T
 
 
 def unit(x: Tensor) -> Tensor:
@@ -109,12 +90,8 @@ def euclidean(a: Tensor, b: Tensor) -> Tensor:
 
 def direction_cosines(a: Tensor, p: Tensor, n: Tensor) -> Tensor:
     """kappa_ij = cos(n_j - a_i, p_i - a_i), (N, M), of unit rows a, p (N, D), n (M, D); 0 where two coincide.
-
-    Direction regularisation of weight gamma (Mohan et al., CVPR 2020; second-hand, their paper was not at hand): no
-    negative is pushed away from the anchor straight through the positive.  Triplet: [d_ap - d_an + margin - gamma
-    kappa]+.  ProxyNCA, a = x, p = p_y, n = p_c: the negative's exponent is -(d_c + gamma kappa).  MS, p the anchor's
-    hardest positive: the negative's exponent is beta (s_an - base - gamma kappa).
-    """
+    Direction regularisation (Mohan et al., CVPR 2020; second-hand, their paper was not at hand) of weight `direction`
+    adds it to what pushes a negative off, so that none is pushed straight through the positive."""
     product = p @ n.T - a @ n.T - (p * a).sum(1, keepdim=True) + a.square().sum(1, keepdim=True)
     lengths = euclidean(a, n) * sqrt_or_zero((p - a).square().sum(1, keepdim=True))
     return torch.where(lengths > 0, product / lengths.masked_fill(lengths == 0, 1), 0)

@@ -1,9 +1,4 @@
-"""The parameter-efficient baselines of Table 2(c) that PUMA's own parts do not cover: VPT, LoRA, the MLP head.
-
-AdaptFormer is `puma.StochasticAdapter` always on and beside the MLP alone; linear embedding is the head alone.
-"""
-
-from __future__ import annotations
+"""What PUMA's parts do not cover of Table 2(c): VPT and LoRA; AdaptFormer is `StochasticAdapter` beside the MLP."""
 
 import math
 
@@ -16,14 +11,13 @@ from .puma import gated
 
 
 class SinglePrompt(nn.Module):
-    """One learnable prompt for every image: visual prompt tuning (Jia et al., ECCV 2022).
+    """One prompt for every image: VPT-shallow, or VPT-deep, new before each of `layers` (Jia et al., ECCV 2022)."""
 
-    `layers` is 1 for VPT-shallow, L for VPT-deep, which replaces the prompt tokens before every layer.
-    """
-
-    def __init__(self, width: int, length: int = 8, layers: int = 1):
+    def __init__(self, width: int, length: int = 8, layers: int = 1, start: str = "code"):
         super().__init__()
-        self.prompts = nn.Parameter(nn.init.trunc_normal_(torch.empty(layers, length, width), std=0.02))
+        prompts, bound = torch.empty(layers, length, width), 0.045 * math.sqrt(3 * 384 / width)  # std 0.045 for ViT-S
+        usual = nn.init.trunc_normal_(prompts, std=0.02)
+        self.prompts = nn.Parameter(nn.init.uniform_(prompts, -bound, bound) if start == "code" else usual)
 
     def forward(self, patches: Tensor, layer: int = 0) -> tuple[Tensor, None]:
         """The prompt before this layer for each of B images, (B, N_p, D), and no weights."""
@@ -35,8 +29,7 @@ class LoRA(nn.Module):
 
     def __init__(self, width: int, rank: int, targets: str = "qv", scale: float = 1.0):
         super().__init__()
-        self.targets = ["qkv".index(letter) for letter in targets]
-        self.scale = scale
+        self.targets, self.scale = ["qkv".index(letter) for letter in targets], scale
         self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in targets)
         self.up = nn.ModuleList(nn.Linear(rank, width, bias=False) for _ in targets)
         for down, up in zip(self.down, self.up):
@@ -51,9 +44,3 @@ class LoRA(nn.Module):
         q, k, v = (part.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in qkv)  # (B, heads, N, D / heads)
         x = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
         return attn.proj(attn.norm(x.transpose(1, 2).flatten(2)))
-
-
-def mlp3(width: int, dim: int, hidden: int = 2048) -> nn.Sequential:
-    """The MLP-3 embedding of Table 2(c): D -> 2048 -> 2048 -> dim with ReLU between (5.2 M parameters for ViT-S)."""
-    layers = (nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, dim))
-    return nn.Sequential(*layers)

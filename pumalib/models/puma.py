@@ -3,8 +3,6 @@
 Shapes: B images, N tokens, D width of the backbone, L layers, r bottleneck, M prompts of N_p tokens.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -14,18 +12,15 @@ from torch import Tensor, nn
 
 class StochasticAdapter(nn.Module):
     """gamma * s * ReLU(h W_down) W_up, in parallel with a branch whose normalised input is h (Eq. 4, 5, Sec. 4.2).
+    No biases (the paper's parameter counts).  The fixed factor s = `scale` is 1 in Eq. 5, 0.1 in the authors' code;
+    `start` "code" is their start, "usual" that of a linear layer."""
 
-    W_up starts at zero, so an untrained adapter changes nothing.  No biases (the paper's parameter counts).
-    The fixed factor s = `scale` is 1 in Eq. 5, 0.1 in the authors' code.
-    """
-
-    def __init__(self, width: int, rank: int, scale: float = 0.1):
+    def __init__(self, width: int, rank: int, scale: float = 0.1, start: str = "code"):
         super().__init__()
-        self.down = nn.Linear(width, rank, bias=False)
-        self.up = nn.Linear(rank, width, bias=False)
-        self.scale = scale
-        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
-        nn.init.zeros_(self.up.weight)
+        self.down, self.up, self.scale = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False), scale
+        bound = math.sqrt(3 / rank if start == "code" else 1 / width)
+        nn.init.uniform_(self.down.weight, -bound, bound)
+        nn.init.zeros_(self.up.weight)  # untrained it changes nothing
 
     def forward(self, h: Tensor, gate: Tensor | None = None) -> Tensor:
         """(B, N, D) -> (B, N, D); `gate` is gamma, (B,) or (1,), as `draw_gates` makes it; None: always on."""
@@ -38,16 +33,9 @@ def gated(hidden: Tensor, scale: float, gate: Tensor | None) -> Tensor:
 
 
 def draw_gates(keep: float, layers: int, images: int, per="sample", divide=True, generator=None) -> Tensor:
-    """The gamma of Eq. 5 for one training step: independent Bernoulli(keep) for each layer and branch.
-
-    Args:
-        per: "sample" draws for each image (authors' code, as timm's DropPath), "batch" once for the batch.
-        divide: divide by p = keep, so that the adapter that is always on at test has the expectation of training.
-        generator: torch.Generator on the CPU; None: the global one.
-
-    Returns:
-        (L, 2, B) float32, or (L, 2, 1) per batch; the second axis is MSA, MLP.
-    """
+    """The gamma of Eq. 5 for one training step: independent Bernoulli(keep), (L, 2, B) for layers, branches and images.
+    `per` "sample" as the authors' code and timm's DropPath, or "batch", (L, 2, 1).  `divide` by p = keep: an adapter
+    that is always on at test then has the expectation of training."""
     shape = (layers, 2, images if per == "sample" else 1)
     gates = torch.bernoulli(torch.full(shape, float(keep)), generator=generator)
     return gates / keep if divide and keep > 0 else gates
@@ -55,14 +43,11 @@ def draw_gates(keep: float, layers: int, images: int, per="sample", divide=True,
 
 class PromptPool(nn.Module):
     """A key-value memory of prompts (P_m, K_m, A_m) from which an image's patches choose (Eq. 6 to 9, Sec. 4.3).
-
-    `attention`: "free" uses A_m as it is (Eq. 8), "softmax" normalises it over features (authors' code).
-    """
+    `attention`: "free" uses A_m as it is (Eq. 8), "softmax" normalises it over features (authors' code)."""
 
     def __init__(self, width: int, prompts: int = 20, length: int = 8, attention: str = "free"):
         super().__init__()
-        # The paper leaves the start open; as in the authors' code, keys and attention vectors are
-        # orthogonal and all prompts are copies of one orthogonal matrix, told apart by their weights alone.
+        # As in the authors' code, all prompts start as copies of one matrix, told apart by their weights alone.
         self.keys = nn.Parameter(nn.init.orthogonal_(torch.empty(prompts, width)))
         self.attention = nn.Parameter(nn.init.orthogonal_(torch.empty(prompts, width)))
         one = nn.init.orthogonal_(torch.empty(length, width))

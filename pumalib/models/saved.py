@@ -1,7 +1,5 @@
 """A trained model as a file: what was trained, and which backbone it belongs to."""
 
-from __future__ import annotations
-
 import json
 import os
 from itertools import islice
@@ -32,52 +30,41 @@ def trainable_state(model: EmbeddingModel) -> dict[str, Tensor]:
 
 
 def save(model: EmbeddingModel, run: Run, folder: Path) -> Path:
-    """Write `model.safetensors` into `folder`: trainable tensors, with run and backbone in its metadata.
-
-    A random backbone can be had nowhere else, so it is saved too.
-
-    Raises:
-        OSError: the folder cannot be written or the disk is full.
-    """
-    whole = model.method.tune_backbone or backbones.source_of(run.pretrained) == "random"
-    digest = "" if whole else backbones.state_digest(model.backbone)
+    """Write `model.safetensors`: what was trained (and a random backbone, to be had nowhere else), run and backbone."""
+    whole = model.method.tune_backbone or run.pretrained == "random"
+    digest = "" if whole else backbones.state_digest(model.backbone.state_dict())
     metadata = {"run": run.to_json(), "backbone_digest": digest, "normalise": json.dumps(model.normalise)}
     state = model.state_dict() if whole else trainable_state(model)
+    metadata["digest"] = backbones.state_digest(state, *metadata.values())
     with paths.written_whole(folder / FILE) as file:  # bytes: save_file's own errors are no OSError
         file.write_bytes(safetensors.torch.save(state, metadata))
     return folder / FILE
 
 
-def load(folder: str | Path, pretrained: str | Path | None = None, device: str | torch.device = "cpu") -> Embedder:
+def load(folder: str | Path, pretrained: str | Path | None = None, device: str | torch.device = "cpu") -> "Embedder":
     """The trained model of a run's folder, ready to embed images.
-
-    `pretrained` says where the backbone's weights are on this machine; None: as in the run.
-
-    Raises:
-        FileNotFoundError: no model in the folder, or no backbone weights.
-        ValueError: the file is damaged, or the weights are of another backbone than the one that was adapted.
-    """
+    `pretrained` says where the backbone's weights are on this machine; None: as in the run.  Raises FileNotFoundError
+    without model or weights, ValueError if the file is damaged or adapts another backbone than these weights."""
     file = Path(folder) / FILE
     if not file.is_file():
         raise FileNotFoundError(f"no {FILE} in {folder}; a finished run's folder holds one")
     try:
         with safetensors.safe_open(file, "pt") as opened:
-            metadata = opened.metadata() or {}
-            names = opened.keys()
+            metadata, names = opened.metadata() or {}, opened.keys()
             state = {name: opened.get_tensor(name) for name in names}
-        run, digest = Run.from_json(metadata["run"]), metadata["backbone_digest"]
-        normalise = json.loads(metadata["normalise"])
+        run, digest, normalise = (metadata[key] for key in ("run", "backbone_digest", "normalise"))
+        if metadata["digest"] != backbones.state_digest(state, run, digest, normalise):
+            raise ValueError("its contents have another digest")
+        run, normalise = Run.from_json(run), json.loads(normalise)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
-        why = f"{file} is damaged, truncated or not of pumalib ({type(error).__name__}: {error})"
-        raise ValueError(f"{why}; copy it again or train it again") from error
+        why = f"is damaged, truncated or not of pumalib ({type(error).__name__}: {error})"
+        raise ValueError(f"{file} {why}; copy it again or train it again") from error
+    options = {"image_size": run.data.image_size, "normalise": normalise}
     source = (pretrained or run.pretrained) if digest else "random"
-    options = {"pretrained": source, "image_size": run.data.image_size, "normalise": normalise}
-    model = build(run.method, run.backbone, run.dim, **options)
-    if digest and backbones.state_digest(model.backbone) != digest:
-        raise ValueError(
-            f"{file} adapts another backbone than {run.backbone!r} with weights {str(source)!r}; give pretrained= "
-            "the very weights the run was trained on (its environment.json has their digest)"
-        )
+    model = build(run.method, run.backbone, run.dim, pretrained=source, **options)
+    if digest and backbones.state_digest(model.backbone.state_dict()) != digest:
+        why = f"{file} adapts another backbone than {run.backbone!r} with weights {str(source)!r}"
+        raise ValueError(f"{why}; give pretrained= the weights it was trained on (digest: its environment.json)")
     expected = trainable_state(model) if digest else model.state_dict()
     if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in expected.items()}:
         raise ValueError(f"{file} is damaged: its tensors are not those of {run.method.name!r} on {run.backbone!r}")
@@ -93,23 +80,15 @@ class Embedder:
         self.view = batches.test_view(run.data, *backbones.normalisation(model.backbone))
 
     def embed(self, images, batch_size: int = 64, progress: bool = False) -> np.ndarray:
-        """Embeddings (n, dim), float32; one batch of images is in memory at a time.
-
-        Args:
-            images: a file path, a PIL image of any mode, or an (H, W, 3) uint8 array, of one image; or any iterable
-                of these, mixed at will: a list, an (n, H, W, 3) uint8 array, a generator. An array of the very size of
-                the network's input is not resized and cropped, as in the `mini` benchmark.
-            progress: show a bar, if it takes more than a second.
-
-        Raises:
-            ValueError: something else than an image; the message names its position. ImageError: a file that is none.
-        """
+        """Embeddings (n, dim), float32, of a file path, a PIL image of any mode or an (H, W, 3) uint8 array.
+        Or of any iterable of these, mixed at will, also a generator (one batch is in memory at a time) or an
+        (n, H, W, 3) array; an array of the network's size is not resized.  `progress`: a bar, after a second.
+        Raises ValueError for what is no image, naming its position, and batches.ImageError for a bad file."""
         if batch_size < 1:
             raise ValueError(f"batch_size = {batch_size}; it must be at least 1")
         if isinstance(images, (str, os.PathLike, Image.Image)) or getattr(images, "ndim", 0) in (2, 3):
             images = [images]
-        total = len(images) if hasattr(images, "__len__") else None
-        shown = tqdm(images, "embedding", total, unit="image", delay=1, disable=not progress)
+        shown = tqdm(images, "embedding", unit="image", delay=1, disable=not progress)
         pixels = (batches.pixels(_decoded(image, i, self.view.upright), self.view) for i, image in enumerate(shown))
         device = next(self.model.parameters()).device
         embeddings = [np.zeros((0, self.model.dim), np.float32)]
@@ -121,7 +100,6 @@ class Embedder:
 
 
 def _decoded(image, position: int, upright: bool) -> Image.Image | np.ndarray:
-    """One image of `embed` as RGB."""
     if isinstance(image, (str, os.PathLike, Image.Image)):
         return batches.decode(image, upright)
     kind, shape = getattr(image, "dtype", type(image).__name__), getattr(image, "shape", ())

@@ -1,9 +1,10 @@
-"""The study: rows of a table to results (`run_all`), runs that are kept (`kept`), the paper's word (`paper`)."""
+"""The study: rows of a table to results (`run_all`), runs that are kept (`kept`), the paper's word (`paper`, `claims`)."""
 
 from . import kept as kept
 from . import paper as paper
+from .claims import scorecard
 from .kept import hits, members, run_name, run_of, runs
-from .run_all import Ensemble, Results, agreement, collect, embed, embeddings, loss_of, model, plan, run_all, specific
+from .run_all import Results, agreement, collect, embed, embeddings, loss_of, model, plan, run_all, specific
 
-__all__ = ["Ensemble", "Results", "agreement", "collect", "embed", "embeddings", "hits", "kept", "loss_of", "members"]
-__all__ += ["model", "paper", "plan", "run_all", "run_name", "run_of", "runs", "specific"]
+__all__ = ["Results", "agreement", "collect", "embed", "embeddings", "hits", "kept", "loss_of", "members"]
+__all__ += ["model", "paper", "plan", "run_all", "run_name", "run_of", "runs", "scorecard", "specific"]

@@ -20,14 +20,7 @@ from .kept import run_of
 from .run_all import embed, embeddings, loss_of
 
 
-def nearest(
-    models_of: Mapping[str, str | Mapping[str, str]],
-    profile: str,
-    union: Data,
-    queries: Sequence[int],
-    k: int = 7,
-    train: bool = False,
-) -> dict[str, np.ndarray]:
+def nearest(models_of: Mapping, profile: str, union: Data, queries: Sequence[int], k: int = 7, train=False) -> dict:
     """For each model the k nearest test images of each query, (queries, k) positions in the test table (Fig. 9).
 
     Args:
@@ -35,23 +28,22 @@ def nearest(
             query's own searches its own dataset, as dataset-specific models do.
         union: the data whose test table the queries are positions in.
     """
-    flat = [name for part in models_of.values() for name in (part.values() if isinstance(part, Mapping) else [part])]
+    parts = {title: part if isinstance(part, Mapping) else {None: part} for title, part in models_of.items()}
+    parts = [(title, own, name) for title, part in parts.items() for own, name in part.items()]
     queries = [int(query) for query in queries]
 
     def compute() -> pd.DataFrame:
         lines = []
-        for title, part in models_of.items():
-            own = isinstance(part, Mapping)
-            for name in part.values() if own else [part]:
-                vectors, images = embeddings(name, profile, union, train)
-                mine = [q for q in queries if not own or part[images["dataset"].iloc[q]] == name]
-                metric = loss_of(run_of(name, profile)).metric
-                if mine:
-                    found = evaluation.neighbours(vectors, images, mine, k, within_dataset=own, distance=metric)
-                    lines += [(title, query, *row) for query, row in zip(mine, found, strict=True)]
+        for title, own, name in parts:
+            vectors, images = embeddings(name, profile, union, train)
+            mine = [query for query in queries if own in (None, images["dataset"].iloc[query])]
+            how = {"within_dataset": own is not None, "distance": loss_of(run_of(name, profile)).metric}
+            found = evaluation.neighbours(vectors, images, mine, k, **how)
+            lines += [(title, query, *row) for query, row in zip(mine, found, strict=True)]
         return pd.DataFrame(lines, columns=["model", "query", *range(1, k + 1)])
 
-    table = derived("nearest", profile, compute, flat, titles=list(models_of), queries=queries, k=k)
+    names = [name for *_, name in parts]
+    table = derived("nearest", profile, compute, names, titles=list(models_of), queries=queries, k=k)
     table = table.set_index(["model", "query"])
     return {title: table.loc[title].loc[queries].to_numpy() for title in models_of}
 
@@ -60,8 +52,7 @@ def tsne(name: str, profile: str, split: str = "test", most: int = 2000, train: 
     """A t-SNE of `most` images of a split ("train" or "test"), drawn evenly: x, y, dataset, label (Fig. 10)."""
 
     def compute() -> pd.DataFrame:
-        benchmark = data.load(run_of(name, profile).data)
-        images = benchmark.train if split == "train" else benchmark.test
+        images = getattr(data.load(run_of(name, profile).data), split)
         images = images.iloc[np.sort(np.random.default_rng(0).permutation(len(images))[:most])].reset_index(drop=True)
         vectors = embed(name, profile, images, train=train)
         points = TSNE(init="pca", perplexity=min(30, len(images) // 4), random_state=0).fit_transform(vectors)
@@ -86,15 +77,8 @@ def prompt_weights(name: str, profile: str, train: bool = False) -> pd.DataFrame
     return derived("prompt-weights", profile, compute, [name])
 
 
-def derived(
-    title: str, profile: str, compute: Callable[[], pd.DataFrame], names: Sequence[str] = (), **settings
-) -> pd.DataFrame:
-    """The table that `compute` makes, or made before: `results/<profile>/derived/<title>-<hash>.csv`.
-
-    Args:
-        names: of the runs it depends on.
-        settings: whatever else it depends on.
-    """
+def derived(title: str, profile: str, compute: Callable[[], pd.DataFrame], names: Sequence[str] = (), **settings):
+    """What `compute` makes of the runs `names` and `settings`, or made: `results/<profile>/derived/<title>-<hash>.csv`."""
     key = run_folder.short_hash([list(names), settings])
     file = paths.RESULTS / profile / "derived" / f"{title}-{key}.csv"
     if not file.is_file():

@@ -3,13 +3,7 @@
     with cluster.local(4) as address:       # four processes here, a GPU each where there are GPUs
         cluster.each(train, {"puma-...": (run, folder), ...}, address, shared)
 
-Workers of other clusters are started with one thread and no limit on memory, as
-
-    dask worker ADDRESS --nthreads 1 --memory-limit 0
-
-for Dask otherwise gives a worker of one thread its share of the machine's memory by cores and kills it above
-that.  It also sets OMP_NUM_THREADS, MKL_NUM_THREADS and OPENBLAS_NUM_THREADS to 1 where they are not set: set
-them to train on CPUs.  One worker per GPU, with its own CUDA_VISIBLE_DEVICES.
+How workers elsewhere are started stands in docs/clusters.md.
 """
 
 from __future__ import annotations
@@ -37,28 +31,22 @@ from ..training import run_folder
 
 _one_at_a_time = threading.Lock()  # a worker of several threads still trains one run: torch's seeds are the process's
 _POLL = 1.0  # seconds between two looks for new workers
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def each(function: Callable, items: Mapping[str, tuple], address: str, shared: Path) -> None:
-    """Call `function(*item)` for every item on the workers of a Dask scheduler, one at a time on each.
+    """Call `function(*item)` for every item, by name, on the workers of a Dask scheduler, one at a time on each.
 
-    The item of a lost worker goes to another one, where a training resumes from its checkpoint.  This relies on a
-    file system that all machines see under the same path, and whose locks (flock) hold across machines and end with
-    their process, as those of NFS 4 and of Lustre mounted with `flock` do: a worker that is lost to the scheduler
-    but still alive keeps its lock, and the other waits.  After Ctrl-C the workers finish what they are at.
-
-    Items wait here, not in the scheduler: otherwise those queued behind one that kills its workers would be blamed
-    too.  So a cluster must be told its size (`scale`): one that adapts to what is queued sees only one per worker.
-
-    Args:
-        items: arguments of each call, by a name for messages.
-        address: of the scheduler, as tcp://host:8786, or the path of its scheduler file.
-        shared: a folder that the workers must see.
+    `address` is the scheduler's, or the path of its scheduler file; all workers must see the folder `shared`.  The item
+    of a lost worker goes to another one, where a training resumes from its checkpoint; one that is lost but still alive
+    keeps its lock (flock, which must hold across machines), and the other waits.
 
     Raises:
         RuntimeError: calls failed; all others are finished.  The message has the name and error of the first.
         ConnectionError: no scheduler there, or it was lost; call again to go on.
     """
+    # Items wait here, not in the scheduler, where those queued behind one that kills its workers would be blamed too:
+    # so a cluster must be told its size (`scale`): one that adapts to what is queued sees only one per worker.
     waiting, running, failed = list(items.items()), {}, {}
     run_folder.make(shared)
     try:
@@ -76,80 +64,64 @@ def each(function: Callable, items: Mapping[str, tuple], address: str, shared: P
                     # Never the same key twice, or the scheduler would answer with what it remembers of it.
                     key = f"{name}-{uuid.uuid4().hex}"
                     running[client.submit(_call, marker.name, function, item, key=key, pure=False)] = name
-                try:
-                    done = distributed.wait(list(running), timeout=_POLL, return_when="FIRST_COMPLETED").done
-                except TimeoutError:
-                    continue
-                for future in done:
-                    name = running.pop(future)
-                    if error := future.exception():
-                        failed[name] = error
-                    progress.update()
+                with suppress(TimeoutError):
+                    for future in distributed.wait(list(running), _POLL, "FIRST_COMPLETED").done:
+                        name = running.pop(future)
+                        if error := future.exception():
+                            failed[name] = error
+                        progress.update()
     except (CancelledError, ClosedClientError, CommClosedError) as error:
         remedy = "call again when it is back: finished runs are kept, others go on"
         raise ConnectionError(f"lost the Dask scheduler at {address}; {remedy}") from error
     if failed:
         (name, error), *others = failed.items()
-        also = f"; also failed: {', '.join(other for other, _ in others)}" if others else ""
         told = f"{len(failed)} of {len(items)} runs failed, the others are finished"
+        also = f"; also failed: {', '.join(other for other, _ in others)}" if others else ""
         raise RuntimeError(f"{told}. {shared / name}: {_explain(error)}{also}") from error
 
 
 def _call(marker: str, function: Callable, item: tuple) -> None:
     """Runs on a worker, in whose daemonic process no process that decodes could be started."""
     if not Path(marker).is_file():
-        raise FileNotFoundError(
-            f"the worker on {socket.gethostname()} does not see the client's {Path(marker).parent}: results must be on a "
-            "file system that all machines share under one path; name such a place with PUMALIB_RESULTS"
-        )
+        said = f"the worker on {socket.gethostname()} does not see the client's {Path(marker).parent}: results must be"
+        raise FileNotFoundError(f"{said} where all machines see them; name such a place with PUMALIB_RESULTS")
     multiprocessing.current_process().daemon = False
     with _one_at_a_time:
         function(*item)
 
 
 def _connect(address: str) -> distributed.Client:
+    where = {"scheduler_file": address} if Path(address).is_file() else {"address": address}
     try:
-        if Path(address).is_file():
-            return distributed.Client(scheduler_file=address, set_as_default=False)
-        return distributed.Client(address, set_as_default=False)
+        return distributed.Client(**where, set_as_default=False)
     except (OSError, ValueError) as error:
         remedy = "start one with `dask scheduler`, or give its address, as tcp://host:8786, or its scheduler file"
         raise ConnectionError(f"no Dask scheduler answers at {address!r} ({error}): {remedy}") from error
 
 
 def _explain(error: Exception) -> str:
-    if isinstance(error, distributed.KilledWorker):
-        return (
-            f"{error.allowed_failures + 1} workers died while training it, the last at {error.last_worker.address}; "
-            "their logs say why. Out of memory: a smaller training.micro_batch. Stopped from outside, as by a time "
-            "limit: call again, it goes on from its checkpoint; or start the scheduler with a larger "
-            "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES"
-        )
-    return f"{type(error).__name__}: {error}"
+    if not isinstance(error, distributed.KilledWorker):
+        return f"{type(error).__name__}: {error}"
+    died = f"{error.allowed_failures + 1} workers died while training it, the last at {error.last_worker.address}"
+    out = "out of memory: a smaller training.micro_batch; stopped from outside, as by a time limit: call again, it goes on"
+    return f"{died}; their logs say why ({out})"
 
 
 @contextmanager
 def local(workers: int) -> Iterator[str]:
     """A cluster of processes on this machine, while the block runs; gives the scheduler's address.
 
-    Each worker has a GPU of its own, or without GPUs an equal share of the cores.
-
-    Raises:
-        ValueError: more workers than GPUs.
+    Each worker has a GPU of its own (a ValueError: there are fewer), or without GPUs an equal share of the cores.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    gpus = [*filter(None, visible), *map(str, range(torch.cuda.device_count()))][: torch.cuda.device_count()]
-    if gpus and workers > len(gpus):
-        raise ValueError(
-            f"{workers} jobs, but this machine shows {len(gpus)} GPUs and each needs its own: ask for fewer"
-        )
-    threads = str(max(1, CPU_COUNT // workers))
-    common = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+    count = torch.cuda.device_count()
+    gpus = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))) or list(map(str, range(count)))
+    if count and workers > count:
+        raise ValueError(f"{workers} jobs, but this machine shows {count} GPUs and each needs its own: ask for fewer")
+    env = [dict.fromkeys(THREADS, str(max(1, CPU_COUNT // workers))) for _ in range(workers)]
+    for own, gpu in zip(env, gpus[:count]):
+        own["CUDA_VISIBLE_DEVICES"] = gpu
     options = {"nthreads": 1, "memory_limit": 0, "host": "127.0.0.1", "silence_logs": logging.ERROR}
-    nannies = {}
-    for i in range(workers):
-        env = common | ({"CUDA_VISIBLE_DEVICES": gpus[i]} if gpus else {})
-        nannies[i] = {"cls": distributed.Nanny, "options": dict(env=env, **options)}
+    nannies = {n: {"cls": distributed.Nanny, "options": {"env": own, **options}} for n, own in enumerate(env)}
     address = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": "127.0.0.1:0"}
     scheduler = {"cls": distributed.Scheduler, "options": address}
     # Dask would also set the threads of this process, and so of the kernels it starts, to 1.

@@ -1,12 +1,8 @@
-"""One batch in parts: processes side by side, one GPU each, and micro-batches one after another.
-
-    torchrun --nproc-per-node 4 -m pumalib train puma --profile paper
+"""One batch in parts: processes side by side (`torchrun -m pumalib train`), and micro-batches one after another.
 
 Every process embeds an equal part of each batch and computes the loss of the whole batch from the embeddings of
 all; it carries the gradient of its own part back through the network, and the sum over processes is that of one.
 """
-
-from __future__ import annotations
 
 import os
 from datetime import timedelta
@@ -18,7 +14,7 @@ from torch import Tensor, nn
 
 
 def first() -> bool:
-    """Whether this is torchrun's first process, before `join` and after `leave` too; without torchrun it is."""
+    """Whether this process writes: torchrun's first, before `join` and after `leave` too, or the only one."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -28,24 +24,18 @@ def size() -> int:
 
 
 def rank() -> int:
-    """The number of this process among them; the first, 0, alone writes and evaluates."""
+    """The number of this process among them."""
     return dist.get_rank() if size() > 1 else 0
 
 
 def join(device: torch.device) -> None:
-    """Meet the other processes if torchrun started several; on CUDA each takes the GPU of its local rank.
-
-    Raises:
-        ValueError: `device` is one certain GPU, or there are fewer GPUs than processes.
-    """
+    """Meet the other processes if torchrun started several; on CUDA each takes the GPU of its local rank."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
     local, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     gpu = torch.device("cuda", local) if device.type == "cuda" else None
     if gpu and (device.index is not None or local >= there):
-        raise ValueError(
-            f"torchrun gives each process a GPU: device 'auto' or 'cuda', --nproc-per-node {there} at most"
-        )
+        raise ValueError(f"torchrun gives each process a GPU: device = 'auto', --nproc-per-node {there} at most")
     if gpu:
         torch.cuda.set_device(gpu)
     wait = timedelta(days=1)  # the first process may have to wait for the run's lock, and the others for it
@@ -53,13 +43,11 @@ def join(device: torch.device) -> None:
     dist.barrier()
 
 
-def leave() -> bool:
-    """Part from the other processes when all have come so far; whether this one is the first."""
-    is_first = rank() == 0
+def leave() -> None:
+    """Part from the other processes when all have come so far."""
     if size() > 1:
         dist.barrier()
         dist.destroy_process_group()
-    return is_first
 
 
 def share(batches: list[np.ndarray]) -> list[np.ndarray]:
@@ -81,7 +69,7 @@ def gather(part: Tensor) -> Tensor:
 
 def check(model: nn.Module, micro_batch: int) -> None:
     """Raise ValueError if `model` trains batch normalisation, which would see a part of the batch only."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules())
     if norms and (micro_batch or size() > 1):
         raise ValueError("a part of a batch is not what batch normalisation should see: micro_batch = 0, one process")
 
@@ -89,15 +77,10 @@ def check(model: nn.Module, micro_batch: int) -> None:
 def backward(model, loss, images, targets, gates, micro_batch: int = 0, precision: str = "float32") -> float:
     """The loss of one batch, its gradients left in `model` and `loss`, the same in all processes.
 
-    With `micro_batch` this process's part passes the network in smaller parts, twice: first for the embeddings alone,
-    then to carry the gradient with respect to them on (Gao et al., "Scaling deep contrastive learning batch size under
-    memory limited setup", 2021).  It is that of the whole batch, also for losses that compare its images.
-
-    Args:
-        images, targets: (b, 3, H, W) and (b,), the part of this process; without torchrun the batch.
-        gates: of the whole batch, from `draw_gates(b x size())`.
-        micro_batch: images per forward pass; 0: all.
-        precision: "bfloat16": autocast for the network; losses compute in float32 in any case.
+    `images` (b, 3, H, W) and `targets` (b,) are this process's part, `gates` those of the whole batch.  `micro_batch`
+    images at a time pass the network, twice: for the embeddings alone, then to carry on the gradient with respect to
+    them (Gao et al., "Scaling deep contrastive learning batch size under memory limited setup", 2021): still that of
+    the whole batch.  `precision` "bfloat16" is autocast for the network; losses compute in float32 in any case.
     """
     count, start, step = len(images), rank() * len(images), micro_batch or len(images)
 

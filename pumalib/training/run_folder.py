@@ -1,8 +1,5 @@
 """The folder of a run: its name, its lock, its files."""
 
-from __future__ import annotations
-
-import hashlib
 import json
 from pathlib import Path
 
@@ -11,7 +8,7 @@ import psutil
 from filelock import FileLock
 
 from .. import paths
-from ..config import Run
+from ..config import Run, short_hash
 
 FINISHED = "metrics.json"  # written last: a folder that has it is complete, and only read
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")
@@ -19,7 +16,7 @@ CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")
 
 def name(run: Run, data_digest: str, weights_digest: str) -> str:
     """A readable name that ends in a hash of everything that can change the run's numbers."""
-    return f"{run.method.name}-{run.loss}-{run.identity(data_digest, weights_digest)[:8]}"
+    return f"{run.method.name}-{run.loss}-{run.identity(data_digest, weights_digest)}"
 
 
 def ensemble_name(members: list[str]) -> str:
@@ -27,13 +24,8 @@ def ensemble_name(members: list[str]) -> str:
     return f"{members[0].rsplit('-', 1)[0]}-ensemble-{short_hash(members)}"
 
 
-def short_hash(content) -> str:
-    """Eight hexadecimal digits that tell JSON contents apart."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
-
-
 def make(folder: Path) -> None:
-    """Make the folder, or raise an OSError that says how to write elsewhere; sweep what dead processes left in it."""
+    """Make the folder (an OSError says how to write elsewhere), and sweep what dead processes left in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -57,20 +49,18 @@ def write_text(file: Path, text: str) -> None:
 
 
 def read_record(folder: Path) -> dict:
-    """A finished run as JSON can hold it: its run.json, environment.json, metrics.json, and log, a dict per epoch.
+    """A finished run: `environment`, `run`, `metrics`, and `log`, a dict per epoch.
 
-    Raises:
-        ValueError: a file is missing or damaged; the message names it and the remedy.
+    Raises a ValueError that names a missing or damaged file, and the remedy.
     """
     record, file = {}, folder
     try:
-        for key in ("environment", "metrics", "run"):
-            file = folder / f"{key}.json"
-            record[key] = json.loads(file.read_text(encoding="utf-8"))
-            if lacking := {"metrics": {"table", "hits"}}.get(key, set()) - record[key].keys():
-                raise ValueError(f"it lacks {min(lacking)}")
-        if "members" not in record["run"]:
-            Run.from_json(json.dumps(record["run"]))
+        for file in (folder / f"{part}.json" for part in ("environment", "metrics", "run")):
+            record[file.stem] = json.loads(file.read_text(encoding="utf-8"))
+        Run.from_dict(record["run"])
+        file = folder / FINISHED
+        if lacking := {"table", "hits", "classes"} - record["metrics"].keys():
+            raise ValueError(f"it lacks {min(lacking)}")
         file = folder / "log.csv"
         record["log"] = pd.read_csv(file).to_dict("records") if file.is_file() else []
     except (OSError, ValueError, AttributeError) as error:

@@ -1,12 +1,10 @@
 """Make the images of `mini`: python data/mini/make/make.py writes the sheets and images.csv beside this folder.
 
 Digits, glyphs and photos come from what scikit-learn and matplotlib ship; birds, flowers, garments, vehicles and
-aircraft are drawn (draw.py).  The shares of the train images follow Table 1 of the paper (the dataset whose role each
-plays stands in `SIZES`).  Difficulty was set by looking at the frozen embedded backbone alone.  Other versions of
-numpy, scikit-learn, matplotlib or Pillow than those named in ../README.md may draw other pixels.
-
-Classes of the benchmark and those the backbone is trained on never meet: glyphs are dealt out by character, drawn
-classes by the colour of a chessboard (`cells`), and digits and photographs are not used in pretraining.
+aircraft are drawn (families.py).  The shares of the train images follow Table 1 of the paper (the dataset whose role
+each plays stands in `SIZES`).  Difficulty was set on held-out training classes, by the frozen embedded backbone and by
+full fine-tuning.  Other versions of numpy, scikit-learn, matplotlib or Pillow than those named in ../README.md may draw
+other pixels.  What the backbones are trained on is drawn by world.py and shares no family with this file.
 """
 
 import unicodedata
@@ -15,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import draw
+import families
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -22,169 +21,101 @@ from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_digits, load_sample_images
 
-SIDE, CELL = 32, 34  # pixels: a picture, and its cell of a sheet with the gap on the right and below
+SIDE, CELL = draw.SIZE, draw.SIZE + 2  # pixels: a picture, and its cell of a sheet with the gap on the right and below
 COLUMNS = 48  # pictures side by side on a sheet, at most
 
 # dataset -> (train classes, images per train class, test classes, images per test class); a fraction: on average
 SIZES = {
-    "glyphs": (250, 5, 250, 5),  # SOP: 42 % of the train images, many classes of few images
-    "garments": (83, 6.5, 83, 6.5),  # In-Shop: 18 %, queries and gallery apart
-    "birds": (30, 16, 30, 16),  # NABirds: 16 %
-    "digits": (5, 45, 5, 45),  # Dogs: 7.5 %, here with a handful of classes
-    "vehicles": (14, 12, 14, 12),  # Cars: 5.7 %
-    "photos": (12, 10, 12, 10),  # CUB: 4.1 %
-    "aircraft": (10, 10.5, 10, 10.5),  # Aircraft: 3.5 %
-    "flowers": (8, 9.5, 8, 12),  # Flowers: 2.5 %
-}
-
-HUES = ("red", "orange", "lime", "green", "cyan", "azure", "violet", "pink")
-# family -> trait of its draw function -> what its levels are called
-TRAITS = {
-    "birds": {"back": HUES, "belly": HUES, "crown": HUES},
-    "flowers": {
-        "petals": tuple(f"{number}-petalled" for number in ("three", "four", "five", "six", "seven", "eight")),
-        "form": ("round", "oval", "pointed"),
-        "hue": HUES,
-        "heart": ("small-hearted", "large-hearted"),
-    },
-    "garments": {
-        "cut": ("shirt", "dress", "trousers", "skirt"),
-        "motif": ("stripes", "checks", "dots", "zigzag"),
-        "angle": ("level", "rising", "upright", "falling"),
-        "period": ("close", "medium", "wide"),
-        "width": ("fine", "bold"),
-    },
-    "vehicles": {
-        "length": ("short", "middling", "long"),
-        "cabin": ("coupe", "cabin", "van"),
-        "place": ("rear", "central", "forward"),
-        "roof": ("low", "high", "towering"),
-        "wheel": ("small-wheeled", "big-wheeled"),
-    },
-    "aircraft": {
-        "sweep": ("straight-winged", "swept", "arrow-winged"),
-        "span": ("short-span", "middle-span", "long-span"),
-        "chord": ("slender", "broad"),
-        "tail": ("small-tailed", "large-tailed"),
-        "engines": ("glider", "twin", "four-engined"),
-    },
-    "emblems": {
-        "corners": ("two", "three", "four", "five", "six", "seven"),
-        "depth": ("blunt", "lobed", "spiky"),
-        "aspect": ("wide", "even", "tall"),
-        "hue": HUES,
-        "print_hue": HUES,
-        "motif": ("stripes", "checks", "dots", "zigzag", "plain"),
-        "period": ("fine", "coarse"),
-    },
-}
-# what the backbone is trained on: family -> classes (emblems and leaves are in no dataset)
-PRETRAINING = {
-    "glyphs": 100,
-    "garments": 100,
-    "vehicles": 50,
-    "aircraft": 50,
-    "birds": 30,
-    "flowers": 24,
-    "emblems": 80,
-    "leaves": 30,
+    "glyphs": (400, 8.2, 200, 6),  # SOP: 42 % of the train images, many classes of few images
+    "garments": (170, 8.4, 90, 8),  # In-Shop: 18 %, queries and gallery apart
+    "birds": (60, 21, 50, 12),  # NABirds: 16 %
+    "digits": (50, 11.7, 50, 12),  # Dogs: 7.5 %
+    "vehicles": (44, 10.1, 50, 10),  # Cars: 5.7 %
+    "photos": (42, 7.7, 45, 10),  # CUB: 4.1 %
+    "aircraft": (40, 6.9, 48, 10),  # Aircraft: 3.5 %
+    "flowers": (24, 8, 48, 10),  # Flowers: 2.5 %
 }
 
 
-def build() -> tuple[pd.DataFrame, np.ndarray]:
-    """All images: a row of images.csv for each, and the pixels (n, 32, 32, 3) uint8 (about 6,000 images).
+def build() -> tuple[pd.DataFrame, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """A row of images.csv for each image, and of each dataset its pictures (n, 48, 48) and their palette (255, 3).
 
-    A class fills neighbouring cells of one row of its sheet, several small classes side by side.
+    A class fills neighbouring cells of one row of its sheet; the classes follow one another.
     """
-    tables, pixels = [], []
+    tables, pictures = [], {}
     for dataset, (train, per_train, test, per_test) in SIZES.items():
         counts = np.concatenate([_counts(train, per_train), _counts(test, per_test)])
-        images, names = _make(dataset, counts, _rng(dataset))
-        assert names == sorted(set(names)), dataset  # first half by name trains
+        images, names = _make(dataset, counts, train, _rng(dataset))
+        assert len(set(names)) == len(names) and max(map(len, names)) <= 24, dataset
         label, turn = np.repeat(np.arange(len(counts)), counts), np.concatenate([np.arange(n) for n in counts])
         split = np.where(label < train, "train", "test").astype(object)
         if dataset == "garments":
             split[split == "test"] = np.where(turn[label >= train] % 2, "gallery", "query")
-        abreast = COLUMNS // counts.max()  # classes in a row
-        place = {"column": label % abreast * counts.max() + turn, "row": label // abreast}
+        column, row = np.transpose(_starts(counts))
+        place = {"column": column[label] + turn, "row": row[label]}
         tables.append(
             pd.DataFrame(dict(dataset=dataset, class_name=np.array(names, object)[label], split=split, **place))
         )
-        pixels.append(images)
-    return pd.concat(tables, ignore_index=True), np.concatenate(pixels)
+        pictures[dataset] = _quantised(images)
+    return pd.concat(tables, ignore_index=True), pictures
 
 
 def write(folder: Path) -> None:
-    """The sheets, <dataset>.png, and images.csv."""
-    table, pixels = build()
+    """The sheets, <dataset>.png, of 256 colours each, and images.csv."""
+    table, pictures = build()
     table.to_csv(folder / "images.csv", index=False, lineterminator="\n")
     for dataset, rows in table.groupby("dataset"):
-        cells = np.full((rows["row"].max() + 1, rows["column"].max() + 1, CELL, CELL, 3), 255, np.uint8)
-        cells[rows["row"], rows["column"], :SIDE, :SIDE] = pixels[rows.index]
-        sheet = cells.swapaxes(1, 2).reshape(cells.shape[0] * CELL, cells.shape[1] * CELL, 3)
-        Image.fromarray(sheet).save(folder / f"{dataset}.png", optimize=True)
+        indices, palette = pictures[dataset]
+        cells = np.full((rows["row"].max() + 1, rows["column"].max() + 1, CELL, CELL), 255, np.uint8)
+        cells[rows["row"], rows["column"], :SIDE, :SIDE] = indices
+        sheet = Image.fromarray(cells.swapaxes(1, 2).reshape(cells.shape[0] * CELL, cells.shape[1] * CELL), "P")
+        sheet.putpalette([*palette.ravel().tolist(), *[255] * (768 - palette.size)])
+        sheet.save(folder / f"{dataset}.png", optimize=True)
 
 
-def pretraining_images(per_class: int = 40, seed: int = 0) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """What the embedded backbone is trained on: other classes than the benchmark's.
-
-    Args:
-        per_class: images per class.
-        seed: another seed gives other images of the same classes.
-
-    Returns:
-        pixels (n, 32, 32, 3) uint8, labels (n,) int, and the class names "family: name" by label.
-    """
-    pixels, names = [], []
-    for family, classes in PRETRAINING.items():
-        images, found = _make(family, np.full(classes, per_class), _rng(family, seed), pretraining=True)
-        pixels.append(images)
-        names += [f"{family}: {name}" for name in found]
-    return np.concatenate(pixels), np.repeat(np.arange(len(names)), per_class), names
+def _quantised(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures (n, 48, 48) uint8 of at most 255 colours and their palette (255, 3), fitted to a part of the pixels."""
+    some = Image.fromarray(images.reshape(-1, 1, 3)[:: len(images) // 40 + 1]).quantize(255, kmeans=1)
+    whole = Image.fromarray(images.reshape(-1, SIDE, 3)).quantize(palette=some, dither=Image.Dither.NONE)
+    return np.asarray(whole).reshape(images.shape[:3]), np.reshape(some.getpalette(), (-1, 3))[:255]
 
 
 # ---------------------------------------------------------------- classes and their images
 
 
-def _rng(name: str, seed: int = 0) -> np.random.Generator:
+def _rng(name: str) -> np.random.Generator:
     """A stream per dataset, so that a change in one leaves the others' pixels alone."""
-    return np.random.default_rng([zlib.crc32(name.encode()), seed])
+    return np.random.default_rng(zlib.crc32(name.encode()))
 
 
 def _counts(classes: int, mean: float) -> np.ndarray:
     """Images per class: whole numbers around `mean`."""
-    return np.diff(np.floor(mean * np.arange(classes + 1)).astype(int))
+    return np.diff(np.floor(mean * np.arange(classes + 1) + 1e-9).astype(int))
 
 
-def _make(family, counts, rng, pretraining=False) -> tuple[np.ndarray, list[str]]:
-    """Images of as many classes as `counts` has entries, class by class, and the names of the classes."""
-    sources = {"glyphs": _glyphs, "digits": _digits, "photos": _photos, "leaves": _leaves}
-    if family in sources:
-        return sources[family](counts, rng, pretraining)
-    return _drawn(family, counts, rng, pretraining)
+def _starts(counts: np.ndarray) -> list[tuple[int, int]]:
+    """Column and row of the first picture of each class."""
+    starts, column, row = [], 0, 0
+    for count in counts.tolist():
+        if column + count > COLUMNS:
+            column, row = 0, row + 1
+        starts.append((column, row))
+        column += count
+    return starts
 
 
-def cells(family: str, pretraining: bool) -> np.ndarray:
-    """The (cells, traits) levels a drawn class may have.
-
-    A class owns a cell of the chessboard its traits span: the benchmark has the white cells, pretraining the
-    black ones, so that two neighbours are never on the same side.
-    """
-    levels = [len(words) for words in TRAITS[family].values()]
-    board = np.indices(levels).reshape(len(levels), -1).T
-    return board[board.sum(1) % 2 == pretraining]
-
-
-def _drawn(family, counts, rng, pretraining):
-    words = TRAITS[family]
-    classes = np.random.default_rng([zlib.crc32(family.encode()), 1 + pretraining])  # the classes know no seed
-    own = classes.permutation(cells(family, pretraining))[: len(counts)]
-    traits = (own + classes.uniform(0.3, 0.7, own.shape)) / [len(names) for names in words.values()]
-    names = [f"{i:03d} " + " ".join(w[level] for w, level in zip(words.values(), cell)) for i, cell in enumerate(own)]
-    rows = np.repeat(traits, counts, axis=0).astype(np.float32)[:, :, None, None]
-    family = getattr(draw, family)
-    blocks = [family(rng, *block.swapaxes(0, 1)) for block in np.array_split(rows, len(rows) // 256 + 1)]  # cache-sized
-    return np.concatenate(blocks), names
+def _make(dataset, counts, train, rng) -> tuple[np.ndarray, list[str]]:
+    """Images of as many classes as `counts` has entries, class by class, and their names; the first `train` train."""
+    sources = {"glyphs": _glyphs, "digits": _digits, "photos": _photos}
+    if dataset in sources:
+        return sources[dataset](counts, train, rng)
+    words = families.TRAITS[dataset]
+    levels = [len(names) for names in words.values()]
+    chosen = np.indices(levels).reshape(len(levels), -1).T[rng.permutation(np.prod(levels))[: len(counts)]]
+    rows = np.repeat(chosen, counts, axis=0).astype(np.float32)[:, :, None, None]
+    paint = getattr(families, dataset)
+    blocks = [paint(rng, *block.swapaxes(0, 1)) for block in np.array_split(rows, len(rows) // 64 + 1)]  # cache-sized
+    return np.concatenate(blocks), [" ".join(w[i] for w, i in zip(words.values(), cell)) for cell in chosen]
 
 
 FACES = [
@@ -238,60 +169,75 @@ def _shape(character: str) -> np.ndarray | None:
     return shape / np.linalg.norm(shape)
 
 
-def _glyphs(counts, rng, pretraining):
-    """Class = character; instance = face, weight, size, slant, place and two colours."""
-    dealt = [c for i, c in enumerate(characters()) if (i % 6 == 0) == pretraining]
-    names = sorted(unicodedata.name(c).lower() for c in dealt)
-    chosen = sorted(np.random.default_rng(5).permutation(names)[: len(counts)])
+def _glyph_names(chosen: list[str]) -> list[str]:
+    """The words of Unicode's names in at most 24 characters, with the code point where two would be one."""
+    names, drop = [], ("LATIN", "LETTER", "SIGN", "WITH", "AND", "SYMBOL")
+    for character in chosen:
+        words = [word for word in unicodedata.name(character).split() if word not in drop]
+        name = " ".join(words).lower()
+        short = name if len(name) <= 24 else name[:19].rstrip() + f" {ord(character):x}"
+        names.append(short if short not in names else f"{short[:19].rstrip()} {ord(character):x}")
+    return names
+
+
+def _glyphs(counts, train, rng):
+    """Class = character; instance = face, weight, size, slant, place, two colours and what lies about."""
+    chosen = [characters()[i] for i in rng.permutation(len(characters()))[: len(counts)]]
     masks = []
-    for name, count in zip(chosen, counts):
-        character = unicodedata.lookup(name)
+    for character, count in zip(chosen, counts):
         styles = rng.permutation(12)
         for style in np.resize(styles, count):
             masks.append(_glyph(character, FACES[style % 3][style // 3], 48, int(rng.integers(0, 3))))
-    masks = draw.warp(rng, np.stack(masks)[..., None], turn=0.1, zoom=(0.48, 0.6), shift=0.04)
-    return _inked(rng, masks), chosen
+    return _inked(rng, np.stack(masks)[..., None], clutter=1, turn=0.1, zoom=(0.48, 0.6), shift=0.05), _glyph_names(
+        chosen
+    )
 
 
-def _digits(counts, rng, pretraining):
-    """Class = handwritten digit (scikit-learn's real 8 x 8 images, at most one picture of each), coloured."""
-    data, chosen = load_digits(), []
-    for digit, count in enumerate(counts):
-        chosen.append(rng.permutation(np.flatnonzero(data.target == digit))[:count])
-    small = data.images[np.concatenate(chosen)].astype(np.float32) / 16
-    small = np.pad(small, ((0, 0), (3, 3), (3, 3)))[..., None]
-    masks = np.clip(2.2 * draw.warp(rng, small, turn=0.15, zoom=(0.6, 0.75), shift=0.06) - 0.5, 0, 1)
-    return _inked(rng, masks), [f"digit {digit}" for digit in range(len(counts))]
+def _digits(counts, train, rng):
+    """Class = number of two digits, both handwritten (scikit-learn's real 8 x 8 images).
+
+    Half of the written digits is for the training classes, half for the test classes; one may stand in two numbers.
+    """
+    data, words = load_digits(), ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    numbers, side = rng.permutation(100)[: len(counts)], rng.permutation(len(data.target)) % 2
+    pairs = []
+    for turn, (number, count) in enumerate(zip(numbers, counts)):
+        written = [np.flatnonzero((data.target == digit) & (side == (turn >= train))) for digit in divmod(number, 10)]
+        tens, units = (data.images[rng.permutation(those)[:count]] / 16 for those in written)
+        pairs.append(np.concatenate([tens[:, :, :7], units[:, :, 1:]], axis=2))
+    small = np.pad(np.concatenate(pairs).astype(np.float32), ((0, 0), (5, 5), (2, 2)))[..., None]  # 18 x 18
+    names = [f"{words[number // 10]} {words[number % 10]}" for number in numbers]
+    return _inked(rng, small, clutter=1, turn=0.06, zoom=(0.76, 0.84), shift=0.03, sharpen=2.2), names
 
 
-def _inked(rng, masks):
-    """Dark ink of any colour on pale paper of any colour."""
-    n = len(masks)
-    dark = draw.hsv(*rng.uniform([[0], [0.2], [0]], [[1], [1], [0.5]], (3, n)).astype(np.float32))[:, None, None]
-    pale = draw.hsv(*rng.uniform([[0], [0], [0.7]], [[1], [0.6], [1]], (3, n)).astype(np.float32))[:, None, None]
-    return draw.lit(rng, pale + masks * (dark - pale))
+def _inked(rng, masks, clutter, sharpen=1.0, **view):
+    """What is written, dark on pale paper, seen from somewhere; other things lie on the page, some on the writing."""
+    blocks = []
+    for block in np.array_split(masks, len(masks) // 64 + 1):
+        c = draw.Canvas(rng, len(block))
+        paper, ink = c.colour((0, 0.5), (0.75, 1)), c.colour((0.2, 1), (0, 0.45))
+        c.scene(paper, paper * c.any(0.7, 1)[..., None], clutter=clutter, strength=0.6)
+        seen = draw.warp(rng, block, squeeze=0.15, fine=True, **view)
+        c.image += np.clip(sharpen * (seen - 0.5) + 0.5, 0, 1) * (ink - c.image)
+        c.veil(0.1)
+        blocks.append(c.develop(noise=0.005))
+    return np.concatenate(blocks)
 
 
-def _photos(counts, rng, pretraining):
+def _photos(counts, train, rng):
     """Class = place in scikit-learn's two photographs; instance = viewpoint and light."""
-    side, places = 80, []
+    side, places = 44, []
     for photo, name in zip(load_sample_images().images, ("temple", "dahlia")):
-        for top in range(0, photo.shape[0] - side + 1, side):
-            for left in range(0, photo.shape[1] - side + 1, side):
-                window = photo[top : top + side, left : left + side].astype(np.float32) / 255
-                places.append((window.std((0, 1)).mean(), f"{name}, {left} px right, {top} px down", window))
-    lively = sorted(places, key=lambda place: -place[0])[: 2 * len(counts)]  # sky and blur look alike everywhere
-    chosen = [lively[i] for i in rng.permutation(len(lively))[: len(counts)]]
+        for row in range(photo.shape[0] // side):
+            for column in range(photo.shape[1] // side):
+                window = photo[row * side :, column * side :][:side, :side].astype(np.float32) / 255
+                quarters = window.reshape(2, side // 2, 2, side // 2, 3).std((1, 3)).mean(-1)
+                places.append((quarters.min(), f"{name} {column} right {row} down", window))
+    lively = sorted(places, key=lambda place: -place[0])[: len(counts)]  # sky and blur look alike everywhere
+    chosen = [lively[i] for i in rng.permutation(len(lively))]
     windows = np.repeat(np.stack([window for *_, window in chosen]), counts, axis=0)
-    views = draw.warp(rng, windows, turn=0.3, zoom=(0.45, 0.75), shift=0.25)
-    return draw.lit(rng, views, light=0.4, noise=0.03), [f"{i:03d} {name}" for i, (_, name, _) in enumerate(chosen)]
-
-
-def _leaves(counts, rng, pretraining):
-    """Class = a texture of fallen leaves, seen like the photos."""
-    textures = draw.leaves(np.random.default_rng(7), len(counts), 96)
-    views = draw.warp(rng, np.repeat(textures, counts, axis=0), turn=0.3, zoom=(0.45, 0.75), shift=0.2)
-    return draw.lit(rng, views, light=0.4, noise=0.03), [f"texture {i:03d}" for i in range(len(counts))]
+    views = draw.warp(rng, windows, turn=0.6, zoom=(0.55, 0.95), shift=0.2, squeeze=0.25)
+    return draw.lit(rng, views, light=0.55, noise=0.02), [name for _, name, _ in chosen]
 
 
 if __name__ == "__main__":
