@@ -38,9 +38,7 @@ def run(names, profile, values, seeds, jobs, dask, plan, only_kept):
     more = {"seeds": seeds and list(range(seeds)), "jobs": jobs, "dask": dask, "train": False if only_kept else None}
     values |= {name: value for name, value in more.items() if value is not None}
     wanted = notebooks.parameters(notebooks.find(names), profile, values)
-    if plan:
-        return click.echo(notebooks.plan(wanted))
-    return notebooks.run(wanted, config.profile(profile).name)
+    return click.echo(notebooks.plan(wanted)) if plan else notebooks.run(wanted, config.profile(profile).name)
 
 
 @cli.command()
@@ -52,16 +50,12 @@ def run(names, profile, values, seeds, jobs, dask, plan, only_kept):
 @click.option("-s", "settings", multiple=True, metavar="NAME=VALUE", help="a setting of the method")
 def train(method, profile, values, loss, seed, settings):
     """Train one run where notebooks look for it, on several GPUs under torchrun, and print its folder and R@1.
-
-    METHOD is a method, or the name of a kept run of the profile: to train its model again.  Under torchrun each
-    process takes a GPU (or the CPU) and an equal part of every batch; `workers` are those of each process.
-    """
+    METHOD may be the name of a kept run, to train its model again.  Each process takes an equal part of a batch."""
     profile = config.profile(profile, **notebooks.assigned(values))
     if method in kept.read(profile.name):
-        name, chosen = method, kept.run_of(method, profile.name)
+        chosen, name = kept.run_of(method, profile.name), method
     else:
-        settings = notebooks.assigned(settings)
-        config.method(method, **settings)  # refuses what is no setting of a method
+        config.method(method, **(settings := notebooks.assigned(settings)))  # refuses what is no setting of a method
         chosen = profile.run(method, loss=loss, seed=seed, **settings)
         name = kept.run_name(chosen)
     folder = kept.folder(name, profile.name)
@@ -132,14 +126,16 @@ def verify(profile):
 @click.option("--mirror", help="download: address under which the archives lie by their own names")
 def data(action, datasets, root, benchmark, mirror):
     """Say what is where, fetch what may be fetched freely, make resized copies, or decode every image."""
-    root, datasets = paths.resolve(root), datasets or None
+    root = paths.resolve(root)
+    if action == "status":
+        return click.echo(download.status(root).to_string())
+    if action == "prepare":
+        return click.echo(download.prepare(datasets, root, benchmark))
     if action == "download":
         return int(bool(download.download(datasets, root, mirror)))
-    if action == "verify":
-        bad = download.verify(datasets, root, benchmark)
-        click.echo(bad.to_string() if len(bad) else "every image can be decoded")
-        return int(len(bad) > 0)
-    click.echo(download.status(root).to_string() if action == "status" else download.prepare(datasets, root, benchmark))
+    bad = download.verify(datasets, root, benchmark)
+    click.echo(bad.to_string() if len(bad) else "every image can be decoded")
+    return int(len(bad) > 0)
 
 
 @cli.command()

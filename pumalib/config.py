@@ -1,8 +1,6 @@
 """What a run is: frozen dataclasses, one documented line per field, and profiles read from YAML.
-
 Two equal `Run`s have equal numbers.  A `Profile` says where the data is and how much is spent on it;
-`profile.run("puma", seed=0)` makes the `Run` of a row.  pydantic checks whatever comes in, by YAML, `-p` or Python.
-"""
+`profile.run("puma", seed=0)` makes the `Run` of a row.  pydantic checks whatever comes in, by YAML, `-p` or Python."""
 
 import difflib
 import hashlib
@@ -225,10 +223,8 @@ class Profile:
 
 def profile(name: str, **changes) -> Profile:
     """Read `notebooks/profiles/<name>.yaml`, or the YAML file `name` (absolute, or relative to the project).
-
     `changes` that are not None replace the file's word: any field of `Profile`, `Data` or `Training`; a field of
-    `Training` wins over the recipes `full` and `frozen` too.  A ValueError names a bad field and what is allowed.
-    """
+    `Training` wins over the recipes `full` and `frozen` too.  A ValueError names a bad field and what is allowed."""
     file = next((f for f in (paths.PROFILES / f"{name}.yaml", paths.resolve(name)) if f.is_file()), None)
     if file is None:
         known = ", ".join(sorted(f.stem for f in paths.PROFILES.glob("*.yaml")))
@@ -240,7 +236,6 @@ def profile(name: str, **changes) -> Profile:
     if type(content) is not dict:
         raise ValueError(f"{file.name}: a profile is a mapping of settings, not {type(content).__name__}")
     read = _checked(file.name, Profile, {"name": file.stem, **content})
-
     where, changes = f"profile {read.name!r}", {key: value for key, value in changes.items() if value is not None}
     if unknown := [key for key in changes if key not in overridable()]:
         raise ValueError(f"{where}: {_unknown(unknown[0], overridable())}")

@@ -1,10 +1,5 @@
-"""The study's figures, each a function from tables to a matplotlib Figure.
-
-Accuracies come as the tidy table of `study.Results`: a line per (row, dataset, metric) with `value`, `low` and `high`
-as fractions.  A method has one colour and one marker in all figures (`looks`), and PUMA is drawn on top.
-"""
-
-from __future__ import annotations
+"""The study's figures, each a function from tables, such as `study.Results.tidy`, to a matplotlib Figure.
+A method has one colour and one marker in all of them (`looks`), and PUMA is drawn on top."""
 
 import io
 import textwrap
@@ -29,7 +24,7 @@ TRUE, FALSE = "#009e73", "#d55e00"  # green and red that a colour-blind reader t
 STYLE = sns.axes_style("whitegrid", {"font.sans-serif": ["DejaVu Sans"], "grid.color": "#dddddd"})
 STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888", "legend.frameon": False}
 STYLE |= {"font.size": 9, "axes.titlesize": 10, "figure.titlesize": 10, "legend.fontsize": 8, "lines.markersize": 5}
-STYLE |= {"figure.constrained_layout.use": True, "grid.linewidth": 0.6}
+plt.rcParams.update(STYLE | {"figure.constrained_layout.use": True, "grid.linewidth": 0.6})  # a notebook's own too
 
 COLOURS = sns.color_palette("colorblind", 10).as_hex()
 OURS = COLOURS.pop(3), "*"  # no other method has PUMA's colour
@@ -64,13 +59,9 @@ def accuracy_bars(tidy: pd.DataFrame) -> Figure:
     return intervals(table, "R@1 (%)", "R@1 on each dataset and overall; bars are 95 % intervals")
 
 
-@plt.rc_context(STYLE)
 def intervals(table: pd.DataFrame, ylabel: str | Mapping, title="", joined=False, zero=False, xlabel="") -> Figure:
-    """Numbers with their intervals, side by side at each place, or `joined` by a line with a band; `zero` draws a line.
-
-    `table` has the columns place, row (its look), value, low and high in the unit of the axis; and, if need be, panel
-    (then `ylabel` may be by panel) and printed, the paper's number, drawn hollow.
-    """
+    """Numbers with their intervals, side by side at each place, or `joined` by a line with a band.  `table` has place,
+    row, value, low, high, and if need be panel (then `ylabel` may be by panel) and printed, the paper's, drawn hollow."""
     table = table.reset_index(drop=True)
     panels = table.groupby(table.get("panel", pd.Series("", table.index)), sort=False)
     look, wide = looks(table["row"]), min(4, len(panels))
@@ -100,9 +91,7 @@ def intervals(table: pd.DataFrame, ylabel: str | Mapping, title="", joined=False
 
 def curves(tidy: pd.DataFrame, x: Mapping, xlabel: str, columns=paper.OVERALL, metric: str = "R@1") -> Figure:
     """`metric` over a number, a panel per column and a line per method, with 95 % bands (Figs. 6 to 8).
-
-    `x` gives a row its line and its place, {"PUMA 4": ("PUMA", 4)}; other rows are not drawn.
-    """
+    `x` gives a row its line and its place, {"PUMA 4": ("PUMA", 4)}; other rows are not drawn."""
     check_known("column", columns, tidy["dataset"].unique())
     table = _of_metric(tidy[tidy["row"].isin(list(x)) & tidy["dataset"].isin(columns)], metric)
     table[["row", "place"]] = [x[row] for row in table["row"]]
@@ -111,12 +100,9 @@ def curves(tidy: pd.DataFrame, x: Mapping, xlabel: str, columns=paper.OVERALL, m
     return intervals(table.assign(place=table["place"].map("{:g}".format)), f"{metric} (%)", joined=True, xlabel=xlabel)
 
 
-@plt.rc_context(STYLE)
 def against(panels: Mapping[str, pd.DataFrame], xlabel: str, ylabel: str, log="", joined=False) -> Figure:
     """Values over numbers, a panel per table with the columns row, x, value, low and high; `log` is "x" or "xy".
-
-    Points with their intervals, or `joined` by a line without; a row without an x is a horizontal line.
-    """
+    Points with their intervals, or `joined` by a line without; a row without an x is a horizontal line."""
     look = looks([row for table in panels.values() for row in table["row"]])
     figure, axes = _figure(1, len(panels), 9.5 if len(panels) > 1 else 7, 4 + 0.07 * len(look))
     for axis, (head, table) in zip(axes.flat, panels.items(), strict=True):
@@ -140,16 +126,6 @@ def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int]
     return against(panels, "trainable parameters (millions): up and to the left is better", "R@1 (%)", log="x")
 
 
-def class_sizes(benchmark: Benchmark) -> Figure:
-    """Images per class of each dataset, largest class first, for training and test (Fig. 5)."""
-    panels = {}
-    for part, images in (("training", benchmark.train), ("test", benchmark.test)):
-        sizes = images.groupby("dataset", sort=False)["label"].value_counts().rename_axis(["row", "label"])
-        panels[part] = sizes.reset_index(name="value").assign(x=1 + sizes.groupby("row").cumcount().to_numpy())
-    return against(panels, "class, by size: a line ends at their number", "images of the class", log="xy", joined=True)
-
-
-@plt.rc_context(STYLE)
 def ranks(panels: Mapping[str, pd.DataFrame], group: Mapping[str, str]) -> Figure:
     """A line per row from its rank in the first column to that in the last, 1 on top; its look is its group's."""
     rows = max(map(len, panels.values()))
@@ -169,10 +145,10 @@ def ranks(panels: Mapping[str, pd.DataFrame], group: Mapping[str, str]) -> Figur
     return _finished(figure, axes)
 
 
-@plt.rc_context(STYLE)
 def heatmap(table: pd.DataFrame, title: str, label: str, fmt: str = "", signed: bool = False) -> Figure:
     """Rows by columns as colours (Fig. 4), NaN left out; `fmt` writes the numbers, `signed` is a scale from -1 to 1."""
-    figure, axes = _figure(1, 1, max(4.5, 3 + (0.6 if fmt else 0.4) * table.shape[1]), 1.5 + 0.36 * len(table))
+    width = 2.5 + 0.06 * max(map(len, map(str, table.index))) + (0.6 if fmt else 0.4) * table.shape[1]
+    figure, axes = _figure(1, 1, max(4.5, width), 1.5 + 0.3 * len(table))
     look = {"cmap": "vlag_r", "vmin": -1, "vmax": 1} if signed else {"cmap": "viridis"}
     look |= {"linewidths": 0.4, "annot_kws": {"size": 7}, "cbar_kws": {"label": label, "pad": 0.02}}
     axis = sns.heatmap(table, ax=axes[0, 0], annot=bool(fmt), fmt=fmt, yticklabels=True, **look)
@@ -183,7 +159,6 @@ def heatmap(table: pd.DataFrame, title: str, label: str, fmt: str = "", signed: 
     return figure
 
 
-@plt.rc_context(STYLE)
 def embedding_map(points: pd.DataFrame, title: str = "t-SNE of the embedding space") -> Figure:
     """A map of images (columns x, y, dataset, label), coloured by dataset and by class (Fig. 10)."""
     figure, axes = _figure(1, 2, 9.5, 4.9)
@@ -198,17 +173,16 @@ def embedding_map(points: pd.DataFrame, title: str = "t-SNE of the embedding spa
     return _finished(figure, axes, title, markerscale=6 / size**0.5)
 
 
-@plt.rc_context(STYLE)
 def contact_sheet(benchmark: Benchmark, per_dataset: int = 12) -> Figure:
     """A row of `per_dataset` pictures per dataset, two by two of one class, with the numbers of classes and images."""
-    rng, groups = np.random.default_rng(0), benchmark.images.groupby("dataset", sort=False)
+    groups = benchmark.images.groupby("dataset", sort=False)
     figure, axes = _figure(len(groups), 1, 9.5, 0.85, extra=0.25)
     for axis, (name, images) in zip(axes.flat, groups, strict=True):
-        labels = rng.permutation(images["label"].unique())[: (per_dataset + 1) // 2]
-        pairs = [rng.permutation(np.flatnonzero(images["label"] == label))[:2] for label in labels]
-        shown = [(pair, row) for pair, rows in enumerate(pairs) for row in rows][:per_dataset]
-        for place, (pair, row) in enumerate(shown):
-            _picture(axis, benchmark, images.iloc[row], 1.03 * place + 0.12 * pair, 0)
+        mixed = images.sample(frac=1, random_state=0)
+        shown = mixed[mixed["label"].isin(mixed["label"].unique()[: (per_dataset + 1) // 2])]
+        shown = shown.groupby("label").head(2).sort_values("label")[:per_dataset]
+        for place, image in enumerate(shown.itertuples()):
+            _picture(axis, benchmark, image, 1.03 * place + 0.12 * (place // 2), 0)
         count = f"{name}\n{images['label'].nunique():,} classes\n{len(images):,} images"
         axis.text(-0.15, 0.5, count, ha="right", va="center")
         axis.set(xlim=(0, 1.1 * per_dataset), ylim=(1, 0), aspect="equal")
@@ -216,16 +190,10 @@ def contact_sheet(benchmark: Benchmark, per_dataset: int = 12) -> Figure:
     return _finished(figure, axes, "The datasets: neighbouring pairs are of one class")
 
 
-@plt.rc_context(STYLE)
 def retrieval_grid(benchmark: Benchmark, queries: Sequence[int], found: Mapping[str, np.ndarray]) -> Figure:
     """Queries at the left, their nearest images beside them, true matches green and false ones red (Fig. 9).
-
-    Both are positions in `benchmark.test`; `found` has (len(queries), k) of them by method name.
-    """
-    for name, rows in found.items():
-        if rows.ndim != 2 or len(rows) != len(queries):
-            raise ValueError(f"found[{name!r}] has shape {rows.shape}; it needs ({len(queries)}, k)")
-    images, k = benchmark.test, max(rows.shape[1] for rows in found.values())
+    Both are positions in `benchmark.test`; `found` has (len(queries), k) of them by method name."""
+    images, k = benchmark.test, next(iter(found.values())).shape[1]
     height = 1.08 * len(found) + 0.12  # a picture is 1 wide and high
     figure, axes = _figure(1, 1, 9.5, 0.4 + 8 * len(queries) * height / (k + 3.5))
     axis = axes[0, 0]
@@ -243,41 +211,6 @@ def retrieval_grid(benchmark: Benchmark, queries: Sequence[int], found: Mapping[
     axis.set(xlim=(-1.9, 3 + 1.08 * k), ylim=(len(queries) * height, -0.1), aspect="equal", title=title)
     axis.axis("off")
     return figure
-
-
-@plt.rc_context(STYLE)
-def losses_in_the_plane(descents: Mapping[str, Mapping]) -> Figure:
-    """Points of four classes before and after some steps on a loss: start, labels, pull, end, proxies (n, 2), title."""
-    figure, axes = _figure(-(-len(descents) // 4), 4, 9.5, 2.5)
-    for axis, (name, of) in zip(axes.flat, descents.items(), strict=False):
-        colours, length = np.array(COLOURS)[of["labels"]], np.linalg.norm(of["pull"], axis=1, keepdims=True)
-        pull = 0.55 * of["pull"] / np.sqrt(np.maximum(length * length.max(), 1e-12))  # its root, to see small ones too
-        axis.scatter(*of["start"].T, s=12, color="#b0b0b0", linewidths=0)
-        axis.quiver(*of["start"].T, *pull.T, color=colours, angles="xy", scale_units="xy", scale=1, width=0.008)
-        axis.scatter(*(1.25 * of["end"]).T, s=22, c=colours, linewidths=0)
-        axis.scatter(*(1.45 * of["proxies"]).T, s=30, marker="x", c=np.repeat(COLOURS[:4], len(of["proxies"]) // 4))
-        axis.set(xlim=(-1.9, 1.9), ylim=(-1.9, 1.9), aspect="equal", title=f"{name}\n{of['title']}")
-        axis.axis("off")
-    return _finished(figure, axes, "Grey: before. Outer ring: after. Arrows: the first pull. Crosses: proxies")
-
-
-@plt.rc_context(STYLE)
-def claims(scorecard: pd.DataFrame) -> Figure:
-    """Every claim of `study.scorecard`, by section: what the paper's print and what the runs here say of it."""
-    figure, axes = _figure(1, 1, 9.5, 1.2 + 0.21 * len(scorecard))
-    axis, table = axes[0, 0], scorecard.sort_values("section", kind="stable").reset_index(drop=True)
-    marks = {"supported": (TRUE, "o"), "contradicted": (FALSE, "X"), "undecided": ("#888888", "D")}
-    printed = table["print"].replace({"holds": "supported", "fails": "contradicted"})
-    for x, verdicts in enumerate((printed, table["here"])):
-        for verdict, (colour, marker) in marks.items():
-            at = np.flatnonzero(verdicts == verdict)
-            axis.plot([x] * len(at), at, marker, color=colour, label=verdict if len(at) else None, markersize=7)
-    axis.set(xlim=(-0.5, 1.5), ylim=(len(table) - 0.5, -0.5))
-    names = [textwrap.shorten(name, 90) for name in table["section"] + "  " + table["claim"]]
-    axis.set_yticks(range(len(table)), names, fontsize=8)
-    axis.set_xticks([0, 1], ["the paper's tables", "here"])
-    axis.xaxis.tick_top()
-    return _finished(figure, axes)
 
 
 def _figure(rows: int, columns: int, width: float, height: float, extra: float = 0) -> tuple[Figure, np.ndarray]:
@@ -302,8 +235,6 @@ def _finished(figure: Figure, axes: np.ndarray, title: str = "", **style) -> Fig
 
 def _of_metric(tidy: pd.DataFrame, metric: str) -> pd.DataFrame:
     """The lines of `metric` in a tidy table, one per row and dataset, in percent."""
-    if lacking := [name for name in ("row", "dataset", "metric", "value", "low", "high") if name not in tidy]:
-        raise ValueError(f"the table of a figure lacks {', '.join(lacking)}")
     table = tidy[tidy["metric"] == metric]
     if table.empty or table.duplicated(["row", "dataset"]).any():
         known = ", ".join(tidy["metric"].unique())

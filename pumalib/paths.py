@@ -1,8 +1,5 @@
-"""Every folder of the project: from this file's place, or from the environment.
-
-Kernels start in unlike folders, so nothing may rely on the current one.  `PUMALIB_ROOT` moves the whole project (only
-where pumalib is installed away from its checkout); `PUMALIB_RESULTS` and `PUMALIB_CACHE` move what is written.
-"""
+"""Every folder of the project, whatever the current one: `PUMALIB_ROOT` moves all (where pumalib is installed away from
+its checkout), `PUMALIB_RESULTS` and `PUMALIB_CACHE` what is written."""
 
 import os
 from contextlib import contextmanager

@@ -51,9 +51,6 @@ def embedded():
     return table(list(range(60)), [i % 4 for i in range(60)], pixels=pixels)
 
 
-# ---- samplers
-
-
 def test_random_batches_cover_and_change_with_the_epoch():
     one, again, *others = (batches.random_batches(23, 5, *keys) for keys in ((3, 0), (3, 0), (3, 1), (4, 0)))
     assert [len(b) for b in one] == [5, 5, 5, 5]  # the incomplete fifth is dropped
@@ -103,19 +100,14 @@ def test_the_orders_of_kept_runs():
     assert batches.few_shot(images, 2, seed=1)["path"].tolist() == [0, 1, 4, 6]
 
 
-# ---- decoding
-
 COLOUR, WHITE = (200, 100, 50), (255, 255, 255)
 IMAGES = {  # name: (image, how it is saved, the RGB of its first pixel)
     "rgb.png": (Image.new("RGB", (6, 5), COLOUR), {}, COLOUR),
     "grey.png": (Image.new("L", (6, 5), 77), {}, (77, 77, 77)),
-    "bits.png": (Image.new("1", (6, 5), 1), {}, WHITE),
     "palette.png": (Image.new("RGB", (6, 5), COLOUR).convert("P", palette=Image.Palette.ADAPTIVE), {}, COLOUR),
     "clear.png": (Image.new("RGBA", (6, 5), (0, 0, 0, 0)), {}, WHITE),
     "half.png": (Image.new("LA", (6, 5), (0, 128)), {}, (127, 127, 127)),
     "key.png": (Image.new("RGB", (6, 5), COLOUR), {"transparency": COLOUR}, WHITE),
-    "greykey.png": (Image.new("L", (6, 5), 9), {"transparency": 9}, WHITE),
-    "palettekeys.png": (Image.new("RGB", (6, 5)).quantize(), {"transparency": bytes([0])}, WHITE),
     "clear.gif": (Image.new("P", (6, 5), 0), {"transparency": 0}, WHITE),
     "deep.png": (Image.fromarray(np.full((5, 6), 200 * 257, np.uint16)), {}, (200, 200, 200)),
     "deep.tif": (Image.fromarray(np.full((5, 6), 200 * 257, np.int32)), {}, (200, 200, 200)),
@@ -194,15 +186,12 @@ def within_20_s(condition):
         time.sleep(0.1)
 
 
-# ---- views
-
-
 def test_views_of_the_settings():
     settings = config.Data(image_size=64, crop_scale=(0.5, 1.0), resize="shorter", flip=False)
-    assert batches.train_view(settings, *HALF) == View(64, *HALF, "shorter", (0.5, 1.0))
+    assert batches.view(settings, *HALF, training=True) == View(64, *HALF, "shorter", (0.5, 1.0))
     for asked, upright in ((None, True), (False, False)):
         settings = config.Data(benchmark="folders", root="x", upright=asked)
-        assert batches.test_view(settings, *HALF) == View(224, *HALF, upright=upright)
+        assert batches.view(settings, *HALF) == View(224, *HALF, upright=upright)
 
 
 def test_the_test_view_is_resize_and_centre_crop_of_a_long_strip_too():
@@ -216,9 +205,6 @@ def test_the_test_view_is_resize_and_centre_crop_of_a_long_strip_too():
     assert (batches.pixels(strip, view) - expected).abs().max() <= 1
     for size in ((30000, 2), (2, 30000), (1, 1)):
         assert batches.pixels(Image.new("RGB", size), View(224, *HALF, "shorter")).shape == (3, 224, 224)
-
-
-# ---- batches
 
 
 def collect(benchmark, order, view=TRAIN, **plan):

@@ -2,13 +2,10 @@
 
 import hashlib
 import io
-import multiprocessing
 import os
 import shutil
 import tarfile
 import threading
-import time
-import warnings
 import zipfile
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -65,7 +62,7 @@ def cub(tmp_path, server, monkeypatch):
     (source / "CUB_200_2011" / "noise.bin").write_bytes(os.urandom(500_000))
     content = server.files["CUB.tgz"] = Path(shutil.make_archive(tmp_path / "CUB", "gztar", source)).read_bytes()
     archive = (f"{server.url}/CUB.tgz", hashlib.md5(content).hexdigest(), ".")
-    monkeypatch.setitem(paper.DATASETS, "cub", replace(paper.DATASETS["cub"], source=[archive]))
+    monkeypatch.setattr(paper.DATASETS["cub"], "source", [archive])
     return tmp_path / "root"
 
 
@@ -101,13 +98,11 @@ def test_stale_parts_servers_without_ranges_wrong_checksums_and_mirrors(cub, ser
     with pytest.raises(ValueError, match="CUB.tgz: MD5 hash .* does not match.*Run it again.*put CUB.tgz from"):
         download.download(["cub"], cub)
     assert not (cub / "CUB_200_2011").exists() and not list((cub / "archives").glob("CUB*.tgz*[!k]"))
-    with pytest.raises(OSError, match="Run it again"):
-        download.download(["cub"], cub, mirror="http://127.0.0.1:9")
     server.files["CUB.tgz"] = content
     download.download(["cub"], cub, mirror=server.url + "/")
     assert paper.find(cub, "cub")
     counts = {split: list(count) for split, count in fake_datasets.COUNTS.items()}
-    monkeypatch.setitem(paper.DATASETS, "cub", replace(paper.DATASETS["cub"], counts=counts))
+    monkeypatch.setattr(paper.DATASETS["cub"], "counts", counts)
     asked = len(server.asked)
     download.download(["cub"], cub)
     assert len(server.asked) == asked  # complete datasets are left alone
@@ -168,16 +163,10 @@ def test_status_and_verify(tmp_path):
     assert table.path.tolist() == bad.tolist() and table.dataset.tolist() == ["cub", "dogs"]
     assert table.error.str.contains("cannot be read").all()
     (root / "Stanford_Online_Products" / "Ebay_test.txt").unlink()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        table = download.status(root).set_index("dataset")
+    table = download.status(root).set_index("dataset")
     assert list(table.index) == list(paper.DATASETS) and "Ebay_test.txt" in table.state["sop"]
     assert table.images["cub"] == 12 and table.expected["cub"] == 11_788 and "Table 1 expects" in table.state["cub"]
-    assert table.state["aircraft"].endswith("fetches it") and table.state["cars"].endswith("by hand")
-    assert download.status(tmp_path / "nowhere").images.sum() == 0
-
-
-# ---- prepared copies and digests
+    assert table.state["aircraft"].startswith("not found") and table.images["aircraft"] == 0
 
 
 @pytest.fixture
@@ -218,25 +207,6 @@ def test_prepared_copies_look_the_same(root):
     assert prepared.use_prepared(original.select(["birds"])).digest() != before
     with pytest.raises(ValueError, match="'mini' is embedded; only image files are prepared"):
         data.load(config.Data(prepared=True))
-
-
-def test_prepare_killed_and_run_again(root, tmp_path, monkeypatch):
-    copy, folder = prepared._copy, tmp_path / "cache" / "prepared"
-    monkeypatch.setattr(prepared, "_copy", lambda *args: (time.sleep(0.3), copy(*args))[1])
-    killed = multiprocessing.get_context("fork").Process(target=download.prepare, args=(None, root, "folders"))
-    killed.start()
-    while killed.is_alive() and len(list(folder.rglob("[!.]*.jpg"))) < 5:
-        time.sleep(0.01)
-    killed.kill()
-    killed.join()
-    monkeypatch.setattr(prepared, "_copy", copy)
-    done = {file: file.stat().st_ino for file in folder.rglob("[!.]*.jpg")}
-    assert 5 <= len(done) < 24
-    with pytest.raises(ValueError, match=rf"{24 - len(done)} of 24 images"):
-        prepared.use_prepared(data.read("folders", root))
-    download.prepare(None, root, "folders")
-    assert all(file.stat().st_ino == inode for file, inode in done.items())  # not made again
-    assert len(prepared.use_prepared(data.read("folders", root)).images) == 24
 
 
 def test_digest_is_of_contents_wherever_they_lie(root, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from PIL import Image
 from pumalib import config, models
 from pumalib.models import backbones
 
-RUN = config.Run(data=config.Data(image_size=32), method=config.METHODS["puma"], dim=16, pretrained="random")
+RUN = config.Run(data=config.Data(image_size=48), method=config.METHODS["puma"], dim=16, pretrained="random")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def photo():
 def test_saved_and_loaded_is_the_same_model(folder, embed):
     torch.manual_seed(0)
     model = models.build("puma", "mini_vit", 16, pretrained="random").eval()
-    pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 48, 48, 3), dtype=np.uint8)
     x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 * 2 - 1  # mean and standard deviation 0.5
     np.testing.assert_allclose(embed(pixels), model(x).detach().numpy(), atol=1e-5)
 
@@ -46,11 +46,11 @@ def test_a_saved_model_holds_what_was_trained_alone_and_refuses_another_backbone
     for seed, name in ((1, "one"), (2, "two")):
         torch.manual_seed(seed)
         safetensors.torch.save_file(backbones.mini_vit().state_dict(), tmp_path / f"{name}.safetensors")
-    run = config.Run(data=config.Data(image_size=32), dim=16, pretrained=str(tmp_path / "one.safetensors"))
+    run = config.Run(data=config.Data(image_size=48), dim=16, pretrained=str(tmp_path / "one.safetensors"))
     model = models.build("puma", "mini_vit", 16, pretrained=run.pretrained)
-    file = models.save(model, run, tmp_path)
-    assert file.stat().st_size < 4 * models.count_parameters(model)[0] + 10_000
-    x = torch.randn(3, 3, 32, 32)
+    models.save(model, run, tmp_path)
+    assert (tmp_path / "model.safetensors").stat().st_size < 4 * models.count_parameters(model)[0] + 10_000
+    x = torch.randn(3, 3, 48, 48)
     assert torch.equal(models.load(tmp_path).model(x), model.eval()(x))
     with pytest.raises(ValueError, match="adapts another backbone than 'mini_vit'"):
         models.load(tmp_path, pretrained=tmp_path / "two.safetensors")
@@ -58,19 +58,14 @@ def test_a_saved_model_holds_what_was_trained_alone_and_refuses_another_backbone
         models.load(tmp_path / "nowhere")
 
 
-def test_damaged_and_foreign_files_are_refused_by_name(folder, tmp_path):
-    file, whole = tmp_path / "model.safetensors", (folder / "model.safetensors").read_bytes()
+def test_foreign_files_are_refused_by_name(folder, tmp_path):
+    file, other = tmp_path / "model.safetensors", {"a": torch.ones(2)}
     with safetensors.safe_open(folder / file.name, "pt") as opened:
         metadata = opened.metadata()
-    other = {"a": torch.ones(2)}
-    cases = [(whole[:size], "is damaged") for size in (0, 5, 400, -1000)]
-    cases += [
-        (safetensors.torch.save(other), "is damaged.*KeyError: 'run'"),
-        (safetensors.torch.save(other, metadata | {"run": metadata["run"][:-9]}), "is damaged"),
-        (safetensors.torch.save(other, metadata), "is damaged: its tensors are not those of 'puma' on 'mini_vit'"),
-    ]
-    for content, message in cases:
-        file.write_bytes(content)
+    digest = backbones.state_digest(other, *(metadata[key] for key in ("run", "backbone_digest", "normalise")))
+    whole = metadata | {"digest": digest}
+    for metadata, message in ((None, "is damaged.*KeyError.'run'"), (whole, "is damaged: its tensors are not those")):
+        file.write_bytes(safetensors.torch.save(other, metadata))
         with pytest.raises(ValueError, match=f"{file} {message}"):
             models.load(tmp_path)
 
@@ -85,24 +80,6 @@ def test_a_full_disk_is_an_os_error_that_says_what_to_do(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "P", "LA", "RGBA", "CMYK", "I;16", "1", "GIF", "JPEG"])
-def test_a_file_and_the_opened_image_are_the_same_image(embed, photo, tmp_path, mode):
-    kind = {"CMYK": "tiff", "GIF": "gif", "JPEG": "jpg"}.get(mode, "png")
-    image = photo if mode in ("GIF", "JPEG", "I;16") else photo.convert(mode)
-    if mode == "I;16":
-        image = Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 257)
-    if mode in ("LA", "RGBA"):
-        image.putalpha(photo.convert("L"))
-    file = tmp_path / f"image.{kind}"
-    image.save(file)
-    with Image.open(file) as opened:
-        once, *others = embed([opened, file, str(file)])
-    assert np.array_equal(once, others[0]) and np.array_equal(once, others[1])
-    if mode in ("RGB", "L", "I;16"):  # lossless: what was saved, and grey is grey at 8 and 16 bits
-        expected = photo if mode == "RGB" else photo.convert("L").convert("RGB")
-        np.testing.assert_allclose(embed(expected)[0], once, atol=1e-6)
 
 
 def test_one_image_many_images_and_a_mixture(embed, photo, tmp_path):
@@ -129,11 +106,8 @@ REFUSED = {
     "image 1 is float64": [GOOD, BAD],
     "image 0 is float32": np.full((2, 9, 9, 3), np.nan, np.float32),
     r"image 0 is uint8 \(9, 9\);": GOOD[..., 0],
-    r"image 2 is uint8 \(9, 9, 4\);": [GOOD, GOOD, np.zeros((9, 9, 4), np.uint8)],
     r"image 0 is uint8 \(0, 9, 3\);": GOOD[:0],
-    "image 0 is int64": GOOD.astype(np.int64),
     "image 1 is NoneType": [GOOD, None],
-    r"image 0 is torch.uint8 torch.Size\(\[3, 9, 9\]\)": torch.zeros(3, 9, 9, dtype=torch.uint8),
 }
 
 
@@ -151,5 +125,5 @@ def test_other_refusals(embed, photo, tmp_path):
     for name in ("no.jpg", "missing.jpg"):
         with pytest.raises(ValueError, match=f"{name}: cannot be read as an image"):
             embed([photo, tmp_path / name])
-    with pytest.raises(ValueError, match="floats have no agreed range"):
+    with pytest.raises(ValueError, match="float32 up to 1.0 has no agreed range"):
         embed(Image.fromarray(np.ones((9, 9), np.float32)))

@@ -5,7 +5,11 @@ import pandas as pd
 import pytest
 import torch
 
-from pumalib.evaluation import KS, evaluate, neighbours, retrieval, scores, unpack
+from pumalib.evaluation import KS, neighbours, retrieval, scores, unpack
+
+
+def evaluate(embeddings, images, ks=(1, 2, 4, 8), bootstrap=0, **search):
+    return scores(embeddings, images, ks, **search).table(bootstrap)
 
 
 def table(labels, dataset="a", split="test") -> pd.DataFrame:
@@ -64,7 +68,7 @@ def plain_loop(embeddings, images, ks, distance="cosine"):
 
 def test_hand_computed_values():
     def found(degrees, images, row="a"):
-        return evaluate(angles(*degrees), images, bootstrap=0).loc[row]
+        return evaluate(angles(*degrees), images).loc[row]
 
     # R = 3 and relevance 1, 0, 1 give RP 2/3 and MAP@R (1 + 2/3) / 3.
     one = found((0, 1, 2, 3, 90, 80), table([0, 0, 1, 0, 0, 1], split=["query"] + ["gallery"] * 5))
@@ -88,7 +92,7 @@ def test_duplicate_of_the_query_stays_in_the_gallery():
     assert neighbours(same, images, [0, 1], k=3).tolist() == [[1, 2, 3], [0, 2, 3]]
     relabelled = table([0, 1, 0, 1])  # dropping the first column would drop row 0 instead of the query, row 1
     assert neighbours(same, relabelled, [1], k=1).tolist() == [[0]]
-    assert evaluate(same, images, bootstrap=0).loc["a", "R@1"] == 0.5 + 0.25  # row 2 finds row 0, row 3 finds row 2
+    assert evaluate(same, images).loc["a", "R@1"] == 0.5 + 0.25  # row 2 finds row 0, row 3 finds row 2
 
 
 KINDS = {  # what float32 tells apart well, badly, and not at all
@@ -164,7 +168,7 @@ def test_against_pytorch_metric_learning(split):
     else:
         images["split"] = np.where(np.arange(len(images)) < 100, "query", "gallery")
         theirs = calculator.get_accuracy(points[:100], labels[:100], points[100:], labels[100:])
-    ours = evaluate(embeddings, images, bootstrap=0).loc["a"]
+    ours = evaluate(embeddings, images).loc["a"]
     for name, metric in names.items():
         assert ours[metric] == pytest.approx(theirs[name], abs=1e-12), metric
 
@@ -189,9 +193,9 @@ def test_neighbours_within_and_across_datasets():
 def test_inputs_of_every_kind_agree():
     embeddings, images = random_case(seed=6)
     embeddings = embeddings.astype("f2").astype("f4")
-    expected = evaluate(embeddings, images, bootstrap=0)
+    expected = evaluate(embeddings, images)
     for same in (embeddings.tolist(), torch.tensor(embeddings, requires_grad=True), embeddings.astype("f2")):
-        pd.testing.assert_frame_equal(evaluate(same, images, bootstrap=0), expected)
+        pd.testing.assert_frame_equal(evaluate(same, images), expected)
 
 
 def test_bad_input():

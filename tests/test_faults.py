@@ -28,7 +28,7 @@ OURS = (ValueError, OSError, RuntimeError)  # what the command line shows as one
 SIDE = config.profile("smoke").data.image_size
 PROFILE = config.Profile(
     "faults",
-    data=config.Data(datasets=("digits", "aircraft"), image_size=SIDE),
+    data=config.Data(datasets=("photos", "aircraft"), image_size=SIDE),
     pretrained="random",
     dim=8,
     rank_scale=0.05,
@@ -45,9 +45,9 @@ FIELDS = [(cls, field.name) for cls in (*PARTS, config.Profile) for field in dat
 
 def test_any_setting_is_taken_and_read_back_or_refused_by_its_name(request, tmp_path):
     file = tmp_path / "some.yaml"
-    count = max(150, request.config.getoption("faults"))
+    quiet = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
-    @settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=max(150, request.config.getoption("faults")), derandomize=True, **quiet)
     @given(st.sampled_from(FIELDS), VALUES)
     def draw(where, value):
         cls, name = where
@@ -92,7 +92,7 @@ def whole(tmp_path_factory):
 
 
 def table_of(run_folder: Path) -> list:
-    return training.run_folder.read_record(run_folder)["metrics"]["table"]
+    return training.run_folder.read_record(run_folder)["table"]
 
 
 def resumed(home: Path, name: str):
@@ -137,7 +137,7 @@ READS = {
     "kept runs": (lines, "faults/kept.jsonl", False),
     "checkpoint": (resumed, "stopped/checkpoint*.pt", False),
     "model": (embedded, "faults/runs/linear*/model.safetensors", False),
-    "mini": (pictures, "mini/digits.png", True),
+    "mini": (pictures, "mini/photos.png", True),
     "mini's table": (pictures, "mini/images.csv", True),
     "weights": (weights, "mini/mini_vit.safetensors", True),
     "images": (folders, "images/things/*/*.png", True),
@@ -146,11 +146,10 @@ READS = {
 
 
 def pytest_generate_tests(metafunc):
-    if "fault" in metafunc.fixturenames:
-        faults = metafunc.config.getoption("faults")
-        metafunc.parametrize("fault", range(faults // 2))
-    if "moment" in metafunc.fixturenames:
-        metafunc.parametrize("moment", range(max(6, metafunc.config.getoption("faults") // 40)))
+    faults = metafunc.config.getoption("faults")
+    for name, count in {"fault": faults // 2, "moment": max(6, faults // 40)}.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, range(count))
 
 
 @pytest.fixture(scope="module")

@@ -54,8 +54,7 @@ def test_only_images_of_the_named_datasets(root):
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda root: shutil.rmtree(root), "data holds no dataset folder; root= is the folder of <dataset>/<class>/"),
-        (lambda root: (root / "empty").mkdir(), "empty holds no class folder; root= is"),
+        (lambda root: shutil.rmtree(root), "data holds no dataset folder; expected <root>/<dataset>/"),
         (lambda root: (root / "cars" / "void").mkdir(), r"cars/void holds no image; .*\.jpg.*: fill"),
         (lambda root: [shutil.rmtree(root / "cars" / c) for c in "xyz"], "'cars': .* 0 in test; at least 2.*: add"),
         (lambda root: (root / "cars").rename(root / "unified"), "'unified': the name of an overall accuracy; rename"),
@@ -97,22 +96,15 @@ def test_split_per_image_with_query_and_gallery(root):
     ("text", "message"),
     [
         ("a,b\n1,2\n", r"split.csv: columns \['a', 'b'\]; expected dataset,class_name,split or path,split"),
-        ("", "split.csv: not a UTF-8 CSV file .No columns"),
-        ("dataset,class_name,split\ncars,w,train\ncars,x\n", "split.csv, line 3: cars/x,: the split of a class must"),
-        ("path,split\ncars/w/0.png,train,x\n", "split.csv, line 2: train,x: no such image"),
         ("path,split\ncars/w/0.png,train\ncars/w/1.png,train,x\n", "split.csv: .*Expected 2 fields in line 3, saw 3"),
-        ("dataset,class_name,split\nplanes,w,train\n", "line 2: planes/w,train: no such class under"),
-        ("dataset,class_name,split\ncars,nope,train\n", "line 2: cars/nope,train: no such class"),
         ("path,split\ncars/w/9.png,train\n", "line 2: cars/w/9.png,train: no such image"),
         ("dataset,class_name,split\ncars,w,query\n", "the split of a class must be one of train, test"),
         ("dataset,class_name,split\ncars,w,train\n\ncars,w,test\n", "line 4: cars/w,test: this class was given before"),
         ("path,split\ncars/w/0.png,train\n", "no split for image 'cars/w/1.png'"),
-        ("path,split\n", "no split for image"),
-        ("path,split\ncars/w/Ä.png,train\n".encode("latin-1"), "split.csv: not a UTF-8 CSV file"),
     ],
 )
 def test_bad_rows_are_named_with_file_and_line(root, text, message):
-    (root / "split.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    (root / "split.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
         data.read("folders", root, ["cars"])
 

@@ -50,7 +50,6 @@ def test_a_room_imports_only_rooms_below_it():
 
 
 def test_no_module_imports_itself_by_way_of_others():
-    # A package's __init__ may be imported by its own modules only for what stands in it, so it counts like any other.
     graph = {name: set(imports(file)) - {name} for name, file in MODULES.items()}
 
     def visit(name, path):
@@ -62,15 +61,13 @@ def test_no_module_imports_itself_by_way_of_others():
         visit(name, [])
 
 
-@pytest.mark.parametrize(("folder", "most"), [("pumalib", 5860), ("tests", 4600)])  # on the way to 4500 and 4000
+@pytest.mark.parametrize(("folder", "most"), [("pumalib", 4500), ("tests", 4000)])
 def test_it_stays_thin(folder, most):
     lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in (paths.ROOT / folder).rglob("*.py"))
     assert lines <= most
 
 
 def test_nothing_escapes_the_formatter():
-    # The words are put together here so that this file does not hold them.
-    escape = re.compile("fmt: " + "(skip|off)|# no" + "qa")
-    assert not [
-        file for file in (*FILES, *(paths.ROOT / "tests").glob("*.py")) if escape.search(file.read_text("utf-8"))
-    ]
+    escape = re.compile("fmt: " + "(skip|off)|# no" + "qa")  # in parts, so that this file does not hold them
+    files = [*FILES, *(paths.ROOT / "tests").glob("*.py")]
+    assert not [file for file in files if escape.search(file.read_text("utf-8"))]

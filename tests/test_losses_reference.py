@@ -7,7 +7,6 @@ import torch
 from pytorch_metric_learning import distances, miners, regularizers
 from pytorch_metric_learning import losses as pml
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pumalib import losses
 from pumalib.losses.pair import distance_weights, sample
@@ -141,7 +140,6 @@ def test_proxynca_against_a_loop(gamma):
 def test_proxygml_against_a_loop(ratio, k):
     torch.manual_seed(0)
     loss, twin = (losses.make("proxygml", C, D, proxies_per_class=k, ratio=ratio) for _ in range(2))
-    loss.block = 50  # some blocks instead of one
 
     def reference(x, labels):
         p = F.normalize(twin.proxies)
@@ -157,26 +155,6 @@ def test_proxygml_against_a_loop(ratio, k):
         return total / len(x) + 0.3 * F.cross_entropy(logits, torch.arange(C).repeat_interleave(k))
 
     agree(loss, reference, loss.proxies, twin.proxies)
-
-
-class Largest(TorchDispatchMode):
-    """Notes the size of the largest tensor that is made."""
-
-    seen = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        made_here = made if isinstance(made, tuple | list) else [made]
-        self.seen = max([self.seen, *(of.numel() for of in made_here if isinstance(of, torch.Tensor))])
-        return made
-
-
-def test_proxygml_holds_a_block_of_its_regulariser_at_a_time():
-    loss = losses.make("proxygml", 300, 4, proxies_per_class=5)
-    loss.block = 10_000
-    with Largest() as largest:
-        loss(torch.randn(2, 4), torch.tensor([0, 299])).backward()
-    assert largest.seen <= 10_000  # and not 300 x 1,500
 
 
 def moebius_distance(a, b, c):

@@ -55,7 +55,7 @@ def tiny(method):
 
 
 def images(count=3):
-    return torch.randn(count, 3, 32, 32)
+    return torch.randn(count, 3, 48, 48)
 
 
 @pytest.mark.parametrize("method", TRAINABLE)
@@ -174,18 +174,6 @@ def test_adapters_are_always_on_at_test():
     torch.testing.assert_close(alike("adapter-stochastic", adapter_divide=False), alike("adapter", adapter_scale=0.05))
 
 
-def test_frozen_means_frozen():
-    model = build("puma").train()
-    before = backbones.state_digest(model.backbone.state_dict())
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    for _ in range(2):
-        model(images()).square().sum().backward()
-        optimizer.step()
-    assert backbones.state_digest(model.backbone.state_dict()) == before
-    assert all(p.grad is None and not p.requires_grad for p in model.backbone.parameters())
-    assert not model.backbone.training
-
-
 @pytest.mark.parametrize("method", [name for name in config.METHODS if name != "pretrained"])  # it trains nothing
 def test_every_method_trains_what_it_says_and_evaluates_alike_twice(method):
     model = build(method).train()
@@ -193,20 +181,13 @@ def test_every_method_trains_what_it_says_and_evaluates_alike_twice(method):
     torch.testing.assert_close(embeddings.norm(dim=-1), torch.ones(3))
     (embeddings * torch.randn_like(embeddings)).sum().backward()
     silent = [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
-    assert not silent
+    assert not silent and model.backbone.training == model.method.tune_backbone  # frozen means frozen
+    assert model.method.tune_backbone or all(p.grad is None for p in model.backbone.parameters())
     model.eval()
     x = images()
     embeddings, weights = model(x, prompt_weights=True)
     assert torch.equal(embeddings, model(x))
     assert weights.shape == (3, model.method.prompts) if model.method.prompts > 1 else weights is None
-
-
-def test_a_closed_adapter_has_a_gradient_of_zero_not_none():
-    model = build("puma", adapter_layers=2).train()  # only the first two layers have one
-    gates = {name: torch.zeros_like(gate) for name, gate in model.draw_gates(3).items()}
-    model(images(), gates).sum().backward()
-    assert len(model.adapters) == 2
-    assert all(p.grad is not None and not p.grad.any() for p in model.adapters.parameters())
 
 
 def gradients(model, images, gates):
@@ -264,24 +245,13 @@ def test_checkpoints_of_deit_and_of_data_parallel_training(tmp_path):
 
 
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
-    file = tmp_path / "small.safetensors"
-    state = backbones.mini_vit().state_dict()
-
-    def refused(message, error=ValueError, pretrained=file):
-        with pytest.raises(error, match=message):
-            backbones.create("mini_vit", pretrained)
-
-    safetensors.torch.save_file({**state, "norm.weight": torch.ones(3)}, file)
-    refused(r"small.safetensors .*not fit backbone 'mini_vit'.*size mismatch for norm.weight.*\[3\].*\[128\]")
-    safetensors.torch.save_file({**state, "extra": torch.ones(3)}, file)
-    refused("small.safetensors .*not fit backbone 'mini_vit'.*Unexpected.*extra")
-    del state["norm.weight"]
-    safetensors.torch.save_file(state, file)
-    refused("small.safetensors .*not fit backbone 'mini_vit'.*Missing.*norm.weight")
-    file.write_bytes(file.read_bytes()[:-100])
-    refused("small.safetensors is damaged or")
-    refused("no weights at .*nothing.pth", FileNotFoundError, "nothing.pth")
-    refused("does not fit backbone 'mini_vit'", pretrained=backbones.embedded_weights("mini_vit_64"))
+    file, state = tmp_path / "small.safetensors", backbones.mini_vit().state_dict()
+    for wrong, message in (("norm.weight", "size mismatch for norm.weight"), ("extra", "Unexpected.*extra")):
+        safetensors.torch.save_file({**state, wrong: torch.ones(3)}, file)
+        with pytest.raises(ValueError, match=f"small.safetensors .*not fit backbone 'mini_vit'.*{message}"):
+            backbones.create("mini_vit", file)
+    with pytest.raises(FileNotFoundError, match="no weights at .*nothing.pth"):
+        backbones.create("mini_vit", "nothing.pth")
 
 
 @pytest.mark.skipif(not DEIT.is_file(), reason="../shared/weights is not here")
@@ -292,15 +262,12 @@ def test_real_weights_from_a_local_file():
     assert torch.equal(backbone.blocks[0].attn.qkv.weight, stored["blocks.0.attn.qkv.weight"])
     assert backbones.normalisation(backbone)[0] == (0.485, 0.456, 0.406)
     assert backbones.create(name, DEIT, image_size=96).pos_embed.shape == (1, 37, 192)  # resampled
-    with pytest.raises(ValueError, match="does not fit backbone 'vit_small_patch16_224'"):
-        backbones.create("vit_small_patch16_224", DEIT)
 
 
 REFUSED = {
     "unknown backbone 'vit_smal_patch16_224'; near: vit_small_patch16_224": ("linear", "vit_smal_patch16_224"),
-    "unknown backbone '.*dinos'; near: vit_small_patch16_224.dino": ("linear", "vit_small_patch16_224.dinos"),
     "unknown backbone 'mini_vit_32'; near: mini_vit, mini_vit_64; known: mini_vit and": ("linear", "mini_vit_32"),
-    "mini_vit_64 takes 32 px images, not image_size = 64": ("linear", "mini_vit_64", {"image_size": 64}),
+    "mini_vit_64 takes 48 px images, not image_size = 64": ("linear", "mini_vit_64", {"image_size": 64}),
     "16 px: image_size = 100 is no multiple; 96 or 112": ("linear", "vit_tiny_patch16_224", {"image_size": 100}),
     "unknown method 'adaptor'; did you mean 'adapter'": ("adaptor", "mini_vit"),
     "ResNet has none: use 'full', 'linear' or 'mlp3'": ("puma", "resnet18"),

@@ -45,7 +45,6 @@ def test_miniatures_of_each_format(tmp_path):
     assert names["nabirds"]["Common Bird 1000 (Adult male)"] == "train"  # ids sort as numbers: 998, 999, 1000 first
     assert names["nabirds"]["Common Bird 1001 (Adult male)"] == "test"
     assert names["aircraft"]["DHC-2 Model B"] == "train" and names["aircraft"]["DHC-3 Model B"] == "test"
-    assert names["dogs"]["n02085620-Dog_0"] == "train" and names["sop"]["bicycle 1"] == "train"
     first_five = {"pink primrose", "hard-leaved pocket orchid", "canterbury bells", "sweet pea", "english marigold"}
     assert set(names["flowers"]) == first_five and names["flowers"]["canterbury bells"] == "train"
     shop = images[images.dataset == "inshop"]
@@ -66,10 +65,6 @@ def test_the_other_form_of_cars(tmp_path):
     devkit, name = tmp_path / "stanford_cars" / "devkit", "cars_test_annos_withlabels.mat"
     (devkit.parent / name).rename(devkit / name)
     assert len(load(tmp_path, "cars").images) == 12
-    annotations = np.array([("00001.jpg",)], [("fname", object)])  # as in the devkit's cars_test_annos.mat
-    savemat(devkit / name, {"annotations": annotations})
-    with pytest.raises(ValueError, match="dataset 'cars': .*withlabels.mat: annotations have no 'class'.*with labels"):
-        load(tmp_path, "cars")
 
 
 def test_root_may_be_the_dataset_itself_or_a_folder_around_it(tmp_path):
@@ -99,11 +94,9 @@ def test_counts_are_checked_and_missing_images_named(tmp_path):
     ("name", "file", "change", "message"),
     [
         ("cub", f"{CUB}/image_class_labels.txt", None, "No such file .*/image_class_labels.txt"),
-        ("cub", f"{CUB}/image_class_labels.txt", ("1 1\n", "1 6\n"), "CUB_200_2011 are .* damaged .KeyError: '6'"),
         ("cub", f"{CUB}/images.txt", ("2 ", "1 "), "differ in 1 images, as '2'"),
         ("cub", f"{CUB}/classes.txt", ("1 001.Fancy_Bird_1", "1"), r"classes.txt, line 1: \['1'\]; expected 2 values"),
         ("sop", f"{SOP}/Ebay_train.txt", ("image_id", "id"), "Ebay_train.txt: no header 'image_id"),
-        ("sop", f"{SOP}/Ebay_train.txt", (" 1 bicycle", " bicycle"), "line 2: .*expected 4 values"),
         ("inshop", INSHOP, ("query", "val"), "unknown split 'val'; known: train, query, gallery"),
     ],
 )
@@ -120,28 +113,20 @@ def test_damaged_annotations(tmp_path, name, file, change, message):
 
 
 def test_damaged_matlab_files_and_images_named_twice(tmp_path):
-    root = fake_datasets.small(tmp_path, "cars", "dogs", "flowers", "aircraft")
-    dogs, flowers, cars = (root / name for name in ("dogs/file_list.mat", "flowers", "cars/cars_annos.mat"))
-    stored, sets = loadmat(dogs), loadmat(flowers / "setid.mat")
+    root = fake_datasets.small(tmp_path, "cars", "flowers")
+    flowers, cars = root / "flowers", root / "cars" / "cars_annos.mat"
+    sets = loadmat(flowers / "setid.mat")
 
     def refused(name, message):
         with pytest.raises(ValueError, match=f"dataset '{name}': .*{message}"):
             load(root, name)
 
-    savemat(dogs, {"labels": stored["labels"]})
-    refused("dogs", "KeyError: 'file_list'")
     savemat(flowers / "setid.mat", {k: sets["trnid"] for k in ("trnid", "valid", "tstid")})
     refused("flowers", "image 'flowers/jpg/image_00003.jpg' stands twice")
     savemat(flowers / "imagelabels.mat", {"labels": np.array([[1, 1, 103, 1, 1, 1] * 2], np.uint8)})
     refused("flowers", "imagelabels.mat: class 103 is not in 1 to 102")
     cars.write_bytes(cars.read_bytes()[: cars.stat().st_size // 2])
     refused("cars", "annotation files in .*/cars are missing or damaged")
-    home = root / "fgvc-aircraft-2013b" / "data"
-    shutil.copy(home / "images_variant_trainval.txt", home / "images_variant_test.txt")
-    refused("aircraft", "data/images/0000000.jpg' stands twice")
-
-
-# ---- the real annotation files
 
 
 def matches(name, folder):

@@ -15,7 +15,7 @@ from pumalib.training import parallel, run_folder
 PUMA = config.method("puma", prompts=4, adapter_rank=8)
 LORA = config.method("puma+lora-stochastic", prompts=4, adapter_rank=8, lora_rank=4)
 RECIPE = config.Training(epochs=1, batch_size=20, lr=1e-3, checkpoint_seconds=1e-9, device="cpu", clip_value=0)
-DATA = config.Data(datasets=("aircraft", "flowers"), image_size=48, shots=5)
+DATA = config.Data(datasets=("aircraft", "flowers"), image_size=48, shots=2)
 RUN = config.Run(data=DATA, pretrained="random", dim=16, method=PUMA, training=RECIPE)
 RUNS = {  # proxies and a running mean; pairs; a memory; pairs drawn at random; every weight; and micro-batches
     "curricularface": RUN,

@@ -2,9 +2,7 @@
 
 import copy
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -14,12 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pumalib import config, data, evaluation, models, paths, study, training
+from pumalib import config, data, evaluation, paths, study, training
 from pumalib.study import analysis, kept
 
 PROFILE = config.Profile(
     "test",
-    data=config.Data(datasets=("digits", "aircraft"), image_size=32),
+    data=config.Data(datasets=("photos", "aircraft"), image_size=48),
     pretrained="random",
     dim=16,
     seeds=(0, 1),
@@ -54,29 +52,20 @@ def copied(trained, tmp_path, monkeypatch):
     return tmp_path / "test"
 
 
-@pytest.fixture
-def trains_nothing(monkeypatch):
-    monkeypatch.setattr(training, "train", None)
-
-
 def test_rows_become_a_table(results):
     wide, tidy = results.wide("R@1"), results.tidy
     assert list(wide.index) == ["Linear", "PUMA"]
-    assert list(wide.columns) == ["digits", "aircraft", "unified", "harmonic"]
+    assert list(wide.columns) == ["photos", "aircraft", "unified", "harmonic"]
     assert set(tidy["seeds"]) == {2} and results.parameters.loc["Linear", "trainable"] == 128 * 16 + 16
     assert (tidy["low"] <= tidy["value"]).all() and (tidy["value"] <= tidy["high"]).all()
-    names = results.names["PUMA"]
-    both = [pd.DataFrame(kept.record(name, "test")["table"]).set_index("dataset") for name in names]
-    mean = np.mean([table.at["unified", "R@1"] for table in both])
-    assert len(both) == 2 and wide.loc["PUMA", "unified"] == pytest.approx(mean)
-    for name, table in zip(names, both, strict=True):
-        for dataset, hits in study.hits(name, "test").items():
-            assert set(hits) <= {0, 1} and hits.mean() == pytest.approx(table.at[dataset, "R@1"], abs=1e-7)
+    hits = [study.hits(name, "test")["unified"] for name in results.names["PUMA"]]
+    assert len(hits) == 2 and wide.loc["PUMA", "unified"] == pytest.approx(np.mean(hits), abs=1e-7)
     columns = ["row", "dataset", "metric", "value", "low", "high", "sd", "seeds", "runs", "profile", "device"]
     assert list(pd.read_csv(results.save("table")).columns) == columns
 
 
-def test_kept_runs_are_taken_without_folders_and_changed_ones_are_trained(copied, results, trains_nothing, monkeypatch):
+def test_kept_runs_are_taken_without_folders_and_changed_ones_are_trained(copied, results, monkeypatch):
+    monkeypatch.setattr(training, "train", None)
     monkeypatch.setattr(paths, "RESULTS", copied.parent)
     copied.chmod(0o555)  # reading needs no right to write
     try:
@@ -93,7 +82,7 @@ def test_kept_runs_are_taken_without_folders_and_changed_ones_are_trained(copied
 def test_embeddings_of_a_kept_run_give_its_numbers(results):
     name = results.names["PUMA"][0]
     embeddings, images = study.embeddings(name, "test")
-    table = evaluation.evaluate(embeddings, images, (1,), bootstrap=0)["R@1"]
+    table = evaluation.scores(embeddings, images, (1,)).table(0)["R@1"]
     stored = pd.DataFrame(kept.record(name, "test")["table"]).set_index("dataset")["R@1"]
     pd.testing.assert_series_equal(table, stored, check_names=False)
     assert study.model(name, "test").run == study.run_of(name, "test") == ROWS["PUMA"]
@@ -102,13 +91,13 @@ def test_embeddings_of_a_kept_run_give_its_numbers(results):
 def test_an_ensemble_is_its_members_and_their_mean(trained, results):
     both = study.run_all({"specific": study.specific(ROWS["Linear"]), "Linear": ROWS["Linear"]}, ONE)
     members = study.members(both.names["specific"][0], "test")
-    assert list(members) == ["digits", "aircraft"]
+    assert list(members) == ["photos", "aircraft"]
     vectors, images = zip(*(study.embeddings(name, "test", PROFILE.data) for name in members.values()))
-    mean = evaluation.evaluate((vectors[0] + vectors[1]) / 2, images[0], (1,), bootstrap=0)["R@1"]
+    mean = evaluation.scores((vectors[0] + vectors[1]) / 2, images[0], (1,)).table(0)["R@1"]
     wide = both.wide().loc["specific"]
     assert wide["unified"] == pytest.approx(mean["unified"], abs=1e-6)
     own = {dataset: study.collect({"x": [name]}, "test").wide().at["x", dataset] for dataset, name in members.items()}
-    assert dict(wide[["digits", "aircraft"]]) == pytest.approx(own)
+    assert dict(wide[["photos", "aircraft"]]) == pytest.approx(own)
     assert wide["harmonic"] == pytest.approx(2 / sum(1 / value for value in own.values()))
     assert both.parameters.loc["specific", "total"] == 2 * both.parameters.loc["Linear", "total"]
     with pytest.raises(ValueError, match="is an ensemble of linear-"):
@@ -118,18 +107,16 @@ def test_an_ensemble_is_its_members_and_their_mean(trained, results):
 def test_a_model_that_was_not_kept_is_trained_again_only_on_demand(copied, results, monkeypatch):
     name, before = results.names["Linear"][0], study.embeddings(results.names["Linear"][0], "test")[0]
     monkeypatch.setattr(paths, "RESULTS", copied.parent)
-    said = f"only the numbers of test/{name} .* train=True .*pumalib train {name}"
-    with pytest.raises(FileNotFoundError, match=said):
+    with pytest.raises(FileNotFoundError, match=f"only the numbers .*{name} .* train=True .*pumalib train {name}"):
         study.embeddings(name, "test")
-    lines = (copied / "kept.jsonl").read_text()
     again, _ = study.embeddings(name, "test", train=True)
     np.testing.assert_allclose(again, before, atol=1e-5)
-    assert (copied / "kept.jsonl").read_text() == lines
-    with pytest.raises(ValueError, match=f"no run 'linear-' is kept in profile 'test'; near: .*|{name}"):
+    with pytest.raises(ValueError, match="no run 'linear-' is kept in profile 'test'; near: "):
         study.model("linear-", "test")
 
 
-def test_a_plan_tells_runs_and_trains_none(results, trains_nothing, tmp_path, monkeypatch):
+def test_a_plan_tells_runs_and_trains_none(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "train", None)
     rows = {**ROWS, "none": PROFILE.run("pretrained"), "new": study.specific(PROFILE.run("linear", dim=8))}
     table = study.plan(rows, PROFILE)
     assert table["kept"].tolist() == [True] * 4 + [False] * 6 and table.loc[results.names["PUMA"][0], "hours"] > 0
@@ -138,8 +125,7 @@ def test_a_plan_tells_runs_and_trains_none(results, trains_nothing, tmp_path, mo
     assert table["hours"].notna().all()  # the speed is that of the kept linear runs
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
     assert study.plan(ROWS, PROFILE)["hours"].isna().all() and not list(tmp_path.iterdir())
-    absent = config.Data(benchmark="paper", root=str(tmp_path / "nothing"))
-    run = PROFILE.run("puma", data=absent)
+    run = PROFILE.run("puma", data=config.Data(benchmark="paper", root=str(tmp_path / "nothing")))
     table = study.plan({"x": study.specific(run), "y": run}, ONE)
     counts = study.paper.table(1)["train_samples"][list(study.paper.DATASETS)].tolist()
     assert table["images"].tolist() == [*counts, sum(counts)] and not table["kept"].any()
@@ -155,11 +141,11 @@ def test_agreement_with_another_profile(results, trained, tmp_path, monkeypatch)
     name = results.names["PUMA"][0]
     record = copy.deepcopy(kept.read("study")[name])
     record["table"][-1]["R@1"] += 0.003
-    kept._put(name, None, "study")
+    kept.remove(name, "study")
     kept.add(record, "study")
     found = study.agreement(results)
     assert found["verdict"].value_counts().to_dict() == {"agrees": 3, "DIFFERS": 1}
-    assert found.loc[("PUMA", name), "verdict"] == "DIFFERS" and set(found["other profile"]) == {"study"}
+    assert found.loc[("PUMA", name), "verdict"] == "DIFFERS"
 
 
 def test_verdicts_and_printed_numbers_beside(results):
@@ -173,35 +159,33 @@ def test_verdicts_and_printed_numbers_beside(results):
     table, measured = results.beside(printed), 100 * results.wide().loc["PUMA"]
     assert table.at["PUMA", "unified, difference"] == pytest.approx(measured["unified"] - 80, abs=0.051)
     assert table.at["PUMA", "unified"].startswith(f"{measured['unified']:.1f} [")
-    for names, beside in (({"digits": "cub", "aircraft": "b"}, False), ({"digits": "cub", "aircraft": "cars"}, True)):
+    for names, beside in (({"photos": "cub", "aircraft": "b"}, False), ({"photos": "cub", "aircraft": "cars"}, True)):
         renamed = replace(results, tidy=results.tidy.replace({"dataset": names})).beside(printed)
         assert ("cub, paper" in renamed) == beside  # a name alone makes no CUB
 
 
 PROGRAM = """
 from pumalib import config, study
-p = config.Profile("two", data=config.Data(datasets=("digits", "aircraft"), image_size=32), pretrained="random", dim=16,
+p = config.Profile("two", data=config.Data(datasets=("photos", "aircraft"), image_size=48), pretrained="random", dim=16,
                    training=config.Training(epochs=4, batch_size=60, checkpoint_seconds=1e-3))
 study.run_all({"x": p.run("linear")}, p)
 """
 
 
-def start(folder):
-    environment = {**os.environ, "PUMALIB_RESULTS": str(folder)}
-    return subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stderr=subprocess.PIPE, text=True)
+def test_two_processes_train_a_run_once_and_one_that_is_killed_goes_on(tmp_path, monkeypatch):
+    def start():
+        return subprocess.Popen([sys.executable, "-c", PROGRAM], stderr=subprocess.PIPE, text=True)
 
-
-def test_two_processes_train_a_run_once_and_one_that_is_killed_goes_on(tmp_path):
-    first = start(tmp_path)
+    monkeypatch.setenv("PUMALIB_RESULTS", str(tmp_path))
+    first = start()
     deadline = time.monotonic() + 200
     while not (logs := list(tmp_path.glob("two/runs/*/log.csv"))):
         assert first.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
         time.sleep(0.01)
-    first.send_signal(signal.SIGKILL)
+    first.kill()
     first.communicate()
     log = logs[0].read_text()  # with seconds, which no second training would repeat
-    assert not (tmp_path / "two" / "kept.jsonl").exists()
-    both = [start(tmp_path) for _ in range(2)]
+    both = [start() for _ in range(2)]
     said = [process.communicate(timeout=300)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert logs[0].read_text().startswith(log) and len(logs[0].read_text().splitlines()) == 5
@@ -210,38 +194,13 @@ def test_two_processes_train_a_run_once_and_one_that_is_killed_goes_on(tmp_path)
     assert len(json.loads(line)["log"]) == 4
 
 
-def test_a_run_killed_before_its_line_was_written_gets_it(results, trained, tmp_path, monkeypatch):
-    name = results.names["Linear"][0]
-    shutil.copytree(trained / "test" / "runs" / name, tmp_path / "test" / "runs" / name)
-    monkeypatch.setattr(paths, "RESULTS", tmp_path)
-    before = kept.lines(trained / "test")[1][name]
-    study.run_all({"x": ROWS["Linear"]}, ONE)
-    assert (tmp_path / "test" / "kept.jsonl").read_text() == f"{before}\n"
-
-
 def test_specific_models_search_their_own_dataset_and_others_all(results):
     each = study.run_all({"each": study.specific(ROWS["Linear"])}, ONE).names["each"][0]
     names = {"PUMA": results.names["PUMA"][0], "specific": study.members(each, "test")}
     vectors, images = study.embeddings(names["PUMA"], "test")
-    queries = [int(np.flatnonzero(images["dataset"] == name)[3]) for name in ("aircraft", "digits")]
-    found = analysis.nearest(names, "test", PROFILE.data, queries, k=5)
-    expected = evaluation.neighbours(vectors, images, queries, 5, within_dataset=False)
+    query = int(np.flatnonzero(images["dataset"] == "aircraft")[3])
+    found = analysis.nearest(names, "test", PROFILE.data, [3, query], k=5)
+    expected = evaluation.neighbours(vectors, images, [3, query], 5, within_dataset=False)
     np.testing.assert_array_equal(found["PUMA"], expected)
-    for query, row in zip(queries, found["specific"], strict=True):
-        name = images["dataset"].iloc[query]
-        own, _ = study.embeddings(names["specific"][name], "test", PROFILE.data)
-        np.testing.assert_array_equal(row, evaluation.neighbours(own, images, [query], 5, within_dataset=True)[0])
-
-
-def test_weights_of_prompts_and_maps(results):
-    name = results.names["PUMA"][0]
-    table, trained = analysis.prompt_weights(name, "test"), models.load(kept.folder(name, "test"))
-    benchmark = data.load(trained.run.data)
-    images = benchmark.test.reset_index(drop=True)
-    _, weights = training.embed(trained.model, benchmark, images, trained.run.data, prompt_weights=True)
-    mine = weights[(images["dataset"] == "aircraft").to_numpy(), 6]
-    line = table[(table["dataset"] == "aircraft") & (table["prompt"] == 7)].iloc[0]
-    assert (line["mean"], line["var"], line["images"]) == pytest.approx((mine.mean(), mine.var(), len(mine)), rel=1e-3)
-    points = analysis.tsne(name, "test", "train", most=40)
-    assert len(points) == 40 and set(points["label"]) <= set(benchmark.train["label"])
-    assert np.isfinite(points[["x", "y"]]).all(axis=None)
+    own, _ = study.embeddings(names["specific"]["aircraft"], "test", PROFILE.data)
+    np.testing.assert_array_equal(found["specific"][1:], evaluation.neighbours(own, images, [query], 5))

@@ -20,8 +20,7 @@ def load(settings: config.Data, seed: int = 0) -> Benchmark:
 
 @lru_cache(maxsize=16)
 def _load(settings: config.Data, seed: int) -> Benchmark:
-    root = None if settings.root is None else paths.resolve(settings.root)
-    benchmark = read(settings.benchmark, root, settings.datasets)
+    benchmark = read(settings.benchmark, settings.root and paths.resolve(settings.root), settings.datasets)
     if settings.drop_unreadable:
         benchmark = batches.drop_unreadable(benchmark)
     if settings.prepared:
@@ -35,9 +34,8 @@ def _load(settings: config.Data, seed: int) -> Benchmark:
 
 
 def read(benchmark: str, root: str | Path | None = None, datasets: list[str] | None = None, strict=True) -> Benchmark:
-    """The table of "mini" (which needs no `root`), "folders" or "paper", or of some of its datasets, as it is on disk.
-    Without `strict`, datasets of "paper" that are incomplete are used as they are, with a warning.  Raises ValueError:
-    unknown benchmark or dataset, no root, damaged files, or what cannot be trained and tested on."""
+    """The table of "mini", "folders" or "paper", or of some of its datasets, as it is on disk; ValueError if it is bad.
+    Without `strict`, datasets of "paper" that are incomplete are used as they are, with a warning."""
     readers = {"mini": mini.load, "folders": folders.load, "paper": partial(paper.load, strict=strict)}
     check_known("benchmark", [benchmark], readers)
     if benchmark != "mini" and root is None:

@@ -1,13 +1,11 @@
 """From the table to batches: any image as RGB, what is shown of it, which images form a batch, worker processes.
-
-Order and augmentation are pure functions of (seed, epoch, place): the same whatever the processes and the first batch.
-"""
+Order and augmentation are pure functions of (seed, epoch, place), whatever the processes and the first batch."""
 
 import os
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -33,26 +31,22 @@ class ImageError(ValueError):
 
 
 def decode(source: str | Path | Image.Image, upright: bool = False) -> Image.Image:
-    """The image as RGB: on white where transparent, 16-bit values scaled to 8 bits, of an animation the first frame.
-    `upright` turns it as its EXIF orientation says (the authors' code ignores it).  Raises ImageError: missing,
-    truncated, no image, or values without an agreed range (floats, beyond 16 bits)."""
+    """The image as RGB: on white where transparent, 16 bits scaled to 8, of an animation the first frame; ImageError.
+    `upright` turns it as its EXIF orientation says (the authors' code ignores it)."""
     try:
         with nullcontext(source) if isinstance(source, Image.Image) else Image.open(source) as image:
             image.seek(0)
             return _to_rgb(ImageOps.exif_transpose(image) if upright else image)
     except Exception as error:  # decoders of damaged files raise nearly anything
-        what = f"{getattr(source, 'filename', None) or source}: cannot be read as an image"
-        remedy = "Replace the file, or leave such images out with drop_unreadable = True (of a profile's data, or -p)"
-        cause = f"{type(error).__name__}: {error}"
-        raise ImageError(f"{what} ({cause}). {remedy}; `python -m pumalib data verify` lists them all") from error
+        what = f"{getattr(source, 'filename', None) or source}: cannot be read as an image ({error!r}); replace it, or"
+        raise ImageError(f"{what} set drop_unreadable = True; `python -m pumalib data verify` lists all") from error
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode[0] in "FI":  # floats, or more than 8 bits
         grey = np.asarray(image)
         if image.mode == "F" or grey.min() < 0 or grey.max() > 65535:
-            kind = "floats" if image.mode == "F" else f"values of {grey.min()} to {grey.max()}"
-            raise ValueError(f"{kind} have no agreed range; save it with 8 or 16 bits")
+            raise ValueError(f"{grey.dtype} up to {grey.max()} has no agreed range; save it with 8 or 16 bits")
         image = Image.fromarray((grey // 257).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
@@ -60,17 +54,19 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def image_error(function: Callable, path: str | Path) -> ImageError | None:
+    """The error that `function` of a path raises, if it does."""
+    try:
+        function(path)
+    except ImageError as error:
+        return error
+
+
 def unreadable(benchmark: Benchmark) -> dict[int, ImageError]:
     """Decode every image file; the errors by position in `benchmark.images`."""
-
-    def error_of(path: str) -> ImageError | None:
-        try:
-            decode(benchmark.root / path)
-        except ImageError as error:
-            return error
-
     files = benchmark.images["path"].tolist() if benchmark.pixels is None else []
-    return {position: error for position, error in enumerate(each(error_of, files, "decoding")) if error}
+    errors = each(lambda path: image_error(decode, benchmark.root / path), files, "decoding")
+    return {position: error for position, error in enumerate(errors) if error}
 
 
 def drop_unreadable(benchmark: Benchmark) -> Benchmark:
@@ -96,23 +92,18 @@ class View:
     upright: bool = False  # honour EXIF orientation
 
 
-def test_view(settings: Data, mean: Sequence[float], std: Sequence[float]) -> View:
-    """Resize and centre crop."""
+def view(settings: Data, mean: Sequence[float], std: Sequence[float], training: bool = False) -> View:
+    """Resize and centre crop; in `training` random resized crop and flip (Appendix A)."""
     upright = settings.benchmark == "folders" if settings.upright is None else settings.upright
-    return View(settings.image_size, tuple(mean), tuple(std), settings.resize, upright=upright)
-
-
-def train_view(settings: Data, mean: Sequence[float], std: Sequence[float]) -> View:
-    """Random resized crop and flip (Appendix A)."""
-    return replace(test_view(settings, mean, std), crop_scale=tuple(settings.crop_scale), flip=settings.flip)
+    shown = View(settings.image_size, tuple(mean), tuple(std), settings.resize, upright=upright)
+    return replace(shown, crop_scale=tuple(settings.crop_scale), flip=settings.flip) if training else shown
 
 
 @cache
 def _transform(view: View) -> v2.Compose:
     bicubic, side = v2.InterpolationMode.BICUBIC, round(256 * view.size / 224)
     if view.crop_scale is None:
-        sides = [side, side] if view.resize == "both" else [side]
-        steps = v2.Resize(sides, bicubic), v2.CenterCrop(view.size)
+        steps = v2.Resize([side] * (1 + (view.resize == "both")), bicubic), v2.CenterCrop(view.size)
     else:
         crop = v2.RandomResizedCrop(view.size, view.crop_scale, interpolation=bicubic)
         steps = crop, v2.RandomHorizontalFlip(0.5 if view.flip else 0)
@@ -120,10 +111,9 @@ def _transform(view: View) -> v2.Compose:
 
 
 def pixels(image: Image.Image | np.ndarray, view: View, seed: int = 0) -> Tensor:
-    """(3, size, size) uint8 of an RGB image; at test an array (H, W, 3) uint8 of the view's size is shown as it is.
-    A training view depends on `seed` alone, and leaves torch's generator as it was."""
+    """(3, size, size) uint8 of an RGB image or array (H, W, 3) uint8; a training view depends on `seed` alone."""
     if isinstance(image, np.ndarray):
-        if view.crop_scale is None and image.shape[:2] == (view.size, view.size):
+        if view.crop_scale is None and image.shape[:2] == (view.size, view.size):  # shown as it is
             return torch.tensor(image).permute(2, 0, 1)
         image = Image.fromarray(image)
     if view.crop_scale is None and view.resize == "shorter":
@@ -156,8 +146,7 @@ class Plan:
 
 
 def batches(benchmark: Benchmark, rows: pd.DataFrame, plan: Plan, view: View) -> Iterator[tuple[Tensor, np.ndarray]]:
-    """Images (B, 3, size, size) float32, normalised, on the plan's device, and their positions (B,) in `rows`.
-    `rows` are any of `benchmark.images`, in any order.  Raises ImageError, naming an image that cannot be read."""
+    """Images (B, 3, size, size) float32, normalised, on the plan's device, and positions (B,) in `rows`; ImageError."""
     # One array of bytes, not 100,000 str: reading those in forked workers would copy their memory.
     places = [os.fsencode(benchmark.root / path) if benchmark.pixels is None else path for path in rows["path"]]
     make, chunks = partial(_part, benchmark.pixels, np.array(places), view), []
@@ -213,8 +202,7 @@ def random_batches(count: int, batch_size: int, seed: int, epoch: int) -> list[n
 
 def class_batches(labels: Sequence[int], classes: int, images: int, repeat: bool, seed: int, epoch: int) -> list:
     """Batches of P `classes` x K `images`, class by class, for the pair-based losses (Appendix A: 180 x 4).
-    As in the authors' code a batch draws its classes without replacement, so far as they go, and keeps its size, and
-    the images of a class with replacement; not to `repeat` images takes one twice only where there are fewer than K."""
+    A class or, without `repeat`, an image comes twice only where there are too few; the authors' code has `repeat`."""
     rng = np.random.default_rng((_ORDER, seed, epoch))
     members = list(pd.Series(labels).groupby(np.asarray(labels)).indices.values())
     draw, batches = rng.choice if repeat else partial(_draw, rng), []

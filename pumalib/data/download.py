@@ -24,26 +24,21 @@ def status(root: str | Path) -> pd.DataFrame:
     """What is where: a row per dataset of the paper with its folder, images found, expected and prepared, and state."""
     root, rows = Path(root).expanduser(), []
     for name, dataset in paper.DATASETS.items():
-        found, copies, folder = 0, 0, paper.find(root, name)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
+        try:
+            with warnings.catch_warnings(record=True, action="always") as caught:
                 benchmark = paper.load(root, [name], strict=False)
-                found = len(benchmark.images)
-                copies = found - len(prepared.unprepared(benchmark))
-                state = str(caught[0].message) if caught else "complete"
-            except ValueError as error:
-                how = "says how to get it by hand" if isinstance(dataset.source, str) else "fetches it"
-                state = str(error) if folder else f"missing; `python -m pumalib data download {name}` {how}"
+            found, copies = len(benchmark.images), len(benchmark.images) - len(prepared.unprepared(benchmark))
+            state = str(caught[0].message) if caught else "complete"
+        except ValueError as error:
+            found, copies, state = 0, 0, str(error).splitlines()[0]
         expected = sum(images for images, _ in dataset.counts.values())
-        rows.append((name, str(folder or ""), found, expected, copies, state))
+        rows.append((name, str(paper.find(root, name) or ""), found, expected, copies, state))
     return pd.DataFrame(rows, columns=["dataset", "folder", "images", "expected", "prepared", "state"])
 
 
 def download(names: list[str] | None, root: str | Path, mirror: str | None = None) -> list[str]:
     """Fetch and unpack what may be fetched freely and is not complete; print how to get the rest, and return its names.
-    Archives stay in `root/archives` and may be deleted; a `mirror` has them by their own names.  Raises ValueError:
-    unknown dataset, wrong checksum, damaged or unsafe archive; OSError: no connection, or the disk is full."""
+    Archives stay in `root/archives`, a `mirror` has them by their own names.  ValueError: wrong checksum, unsafe."""
     root, names, by_hand = Path(root).expanduser(), names or list(paper.DATASETS), []
     check_known("dataset", names, paper.DATASETS)
     for name in names:
@@ -59,19 +54,17 @@ def download(names: list[str] | None, root: str | Path, mirror: str | None = Non
             continue
         for url, md5, into in source:
             file = root / "archives" / url.rsplit("/", 1)[1]
+            url = f"{mirror.rstrip('/')}/{file.name}" if mirror else url
             with filelock.FileLock(f"{file}.lock"):
-                unpack(_fetch(f"{mirror.rstrip('/')}/{file.name}" if mirror else url, md5, file), root / into)
+                try:
+                    pooch.retrieve(url, f"md5:{md5}", file.name, file.parent, downloader=_resuming)
+                except (ValueError, urllib.error.URLError, TimeoutError, ConnectionError) as error:
+                    remedy = f"Run it again, it goes on; or put {file.name} from elsewhere into {file.parent}"
+                    kind = ValueError if isinstance(error, ValueError) else OSError  # the first: a wrong checksum
+                    raise kind(f"{url}: {error}. {remedy}") from None
+                unpack(file, root / into)
         print(f"{name}: unpacked under {root}")
     return by_hand
-
-
-def _fetch(url: str, md5: str, file: Path) -> Path:
-    try:
-        return Path(pooch.retrieve(url, f"md5:{md5}", file.name, file.parent, downloader=_resuming))
-    except (ValueError, urllib.error.URLError, TimeoutError, ConnectionError) as error:
-        remedy = f"Run it again, it goes on where it stopped; or put {file.name} from elsewhere into {file.parent}"
-        kind = ValueError if isinstance(error, ValueError) else OSError  # the first: a wrong checksum
-        raise kind(f"{url}: {error}. {remedy}") from None
 
 
 def _resuming(url: str, output_file: str, _) -> None:
@@ -97,8 +90,7 @@ def _resuming(url: str, output_file: str, _) -> None:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Unpack a tar or zip archive into `target`, or copy a .mat file there.  Raises ValueError, and leaves nothing:
-    damaged, unpacks to too much, or has a link or a member that leaves `target`."""
+    """Unpack a tar or zip archive into `target`, or copy a .mat file; ValueError, leaving nothing: damaged, unsafe."""
     fresh = target / f".unpacking-{archive.name}"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -135,11 +127,11 @@ def _members(archive: Path, packed: zipfile.ZipFile | tarfile.TarFile) -> list:
 
 def verify(names: list[str] | None, root: str | Path, benchmark: str = "paper") -> pd.DataFrame:
     """Decode every image of some datasets (None: all): dataset, path and error of each that cannot be read."""
-    found = read(benchmark, root, names or None, strict=False)
-    errors = pd.Series(batches.unreadable(found), dtype=object).map(str)
-    return found.images[["dataset", "path"]].assign(error=errors).dropna().reset_index(drop=True)
+    found = read(benchmark, root, names, strict=False)
+    errors = batches.unreadable(found)
+    return found.images.loc[list(errors), ["dataset", "path"]].assign(error=list(map(str, errors.values())))
 
 
 def prepare(names: list[str] | None, root: str | Path, benchmark: str = "paper") -> Path:
     """Copy the images of some datasets (None: all) as smaller JPEGs, see `prepared`; returns the folder they are in."""
-    return prepared.prepare(read(benchmark, root, names or None, strict=False))
+    return prepared.prepare(read(benchmark, root, names, strict=False))

@@ -1,9 +1,6 @@
-"""Bring your own: `root/<dataset>/<class>/*.jpg` becomes the one table.
-
-The first half (rounded up) of a dataset's sorted classes are train, the others test, as with CUB and Cars (Sec. 5.1).
+"""Bring your own: `root/<dataset>/<class>/*.jpg`; the first half (rounded up) of a dataset's sorted classes is train.
 A file `root/split.csv` says otherwise of every class (columns `dataset,class_name,split`: train or test) or every
-image (`path,split`: train, test, query or gallery; the path is relative to root) of the datasets that are loaded.
-"""
+image (`path,split`: train, test, query or gallery; the path is relative to root) of the datasets that are loaded."""
 
 import os
 from pathlib import Path
@@ -17,8 +14,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff",
 
 
 def load(root: str | Path, datasets: list[str] | None = None) -> Benchmark:
-    """The datasets under `root` (None: all), their images sorted by class and file name.
-    Raises ValueError: no such root or dataset, an empty folder, a name that is not UTF-8, or a bad row of split.csv."""
+    """The datasets under `root` (None: all), images sorted by class and name; ValueError names what is empty or bad."""
     root = Path(root).expanduser()
     found = _names(root, "dataset folder")
     check_known("dataset", datasets or [], found)
@@ -41,20 +37,18 @@ def _names(folder: Path, what: str) -> list[str]:
     """The sorted names of the images or folders in a folder; hidden and macOS `._*` files are ignored."""
     entries = [entry for entry in os.scandir(folder) if entry.name[0] != "."] if folder.is_dir() else []
     if what == "image":
-        names = sorted(entry.name for entry in entries if entry.name.lower().endswith(EXTENSIONS) and entry.is_file())
-    else:
-        names = sorted(entry.name for entry in entries if entry.is_dir())
+        entries = [entry for entry in entries if entry.name.lower().endswith(EXTENSIONS)]
+    names = sorted(entry.name for entry in entries if entry.is_dir() != (what == "image"))
     for name in names:
         if name.encode("utf-8", "ignore").decode() != name:
             raise ValueError(f"{folder}: the name {os.fsencode(name)!r} is not UTF-8; rename it")
     if not names:
-        expected = f"root= is the folder of <dataset>/<class>/<image> ({', '.join(EXTENSIONS)})"
-        raise ValueError(f"{folder} holds no {what}; {expected}: fill the folder, remove it or name another root")
+        expected = f"<root>/<dataset>/<class>/<image> ({', '.join(EXTENSIONS)})"
+        raise ValueError(f"{folder} holds no {what}; expected {expected}: fill it, remove it or name another root")
     return names
 
 
 def _split_from(file: Path, images: pd.DataFrame, found: list[str]) -> pd.Series:
-    """The split column as `file` gives it; `found` are the datasets on disk, which may be more than those loaded."""
     try:
         rows = pd.read_csv(file, dtype=str, keep_default_na=False, encoding="utf-8-sig", skip_blank_lines=False)
     except ValueError as error:  # pandas' own are ValueErrors

@@ -34,5 +34,4 @@ def _read() -> tuple[pd.DataFrame, np.ndarray]:
         rows["label"] = rows.groupby(["dataset", "class_name"], sort=False).ngroup()
         return rows[COLUMNS], np.concatenate(parts)
     except Exception as error:  # decoders of damaged files raise nearly anything
-        cause, remedy = f"{type(error).__name__}: {error}", "restore it from the repository: git checkout data/mini"
-        raise ValueError(f"{paths.shown(file)} is missing or damaged ({cause}); {remedy}") from error
+        raise ValueError(f"{paths.shown(file)} is damaged ({error!r}); restore it: git checkout data/mini") from error

@@ -1,13 +1,11 @@
 """The eight datasets of the paper (Table 1), each from its original distribution exactly as it unpacks.
-
-Where one has no split of its own for metric learning, the first half (rounded up) of its sorted classes is train.
-"""
+Where one has no split of its own for metric learning, the first half (rounded up) of its sorted classes is train."""
 
 import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -31,7 +29,6 @@ def _records(file: Path, columns: int, header: str = "") -> list[list[str]]:
 
 
 def _matlab(file: Path, name: str) -> np.ndarray:
-    """Variable `name` of a Matlab file, one-dimensional."""
     with open(file, "rb") as stream:
         return np.atleast_1d(loadmat(stream, squeeze_me=True, variable_names=[name])[name])
 
@@ -41,9 +38,6 @@ def _named(label, names: list[str] | np.ndarray, file: Path) -> tuple[int, str]:
     if str(label).removesuffix(".0").isdecimal() and 1 <= label <= len(names):
         return int(label), str(names[int(label) - 1])
     raise ValueError(f"{file}: class {label} is not in 1 to {len(names)}")
-
-
-# ---- readers: the path, class id, class name and, where the dataset has its own, split of each image ------------
 
 
 def _birds(folder: Path) -> Iterator[tuple]:
@@ -75,23 +69,21 @@ def _cars(folder: Path) -> Iterator[tuple]:
 def _sop(folder: Path) -> Iterator[tuple]:
     """Stanford Online Products: a class is one product for sale, called by its kind and number."""
     for split in ("train", "test"):
-        file = folder / f"Ebay_{split}.txt"
-        for _, label, _, path in _records(file, 4, "image_id class_id super_class_id path"):
+        for _, label, _, path in _records(folder / f"Ebay_{split}.txt", 4, "image_id class_id super_class_id path"):
             yield path, label, f"{path.split('/')[0].removesuffix('_final')} {label}", split
 
 
 def _inshop(folder: Path) -> Iterator[tuple]:
     """In-Shop: Eval/list_eval_partition.txt and Img/img/; queries are searched in the gallery only."""
-    file = folder / "Eval" / "list_eval_partition.txt"
-    for path, item, split in _records(file, 3, "image_name item_id evaluation_status"):
+    header = "image_name item_id evaluation_status"
+    for path, item, split in _records(folder / "Eval" / "list_eval_partition.txt", 3, header):
         check_known("split", [split], DATASETS["inshop"].counts)
         yield f"Img/{path}", item, item, split
 
 
 def _dogs(folder: Path) -> Iterator[tuple]:
     """Stanford Dogs: file_list.mat and Images/."""
-    file = folder / "file_list.mat"
-    images, labels = _matlab(file, "file_list"), _matlab(file, "labels")
+    images, labels = (_matlab(folder / "file_list.mat", name) for name in ("file_list", "labels"))
     for path, label in zip(images, labels.tolist(), strict=True):
         yield f"Images/{path}", label, str(path).split("/")[0]
 
@@ -112,19 +104,10 @@ def _aircraft(folder: Path) -> Iterator[tuple]:
             yield f"data/images/{image}.jpg", name, name
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """One of the eight, as data/paper/datasets.yaml describes it."""
-
-    folder: str  # how the folder that holds it is usually called
-    files: list[str]  # annotation files in that folder, by any of which it is known
-    images: str  # the folder of its images
-    counts: dict[str, list[int]]  # images and classes of each split (Table 1)
-    source: list[tuple[str, str, str]] | str  # archives: address, MD5, folder to unpack into; or what to do by hand
-
-
-DATASETS = {k: Dataset(**v) for k, v in yaml.safe_load((paths.PAPER / "datasets.yaml").read_text("utf-8")).items()}
-_READERS = dict(zip(DATASETS, (_birds, _cars, _sop, _inshop, _birds, _dogs, _flowers, _aircraft)))  # in that order
+_YAML = yaml.safe_load((paths.PAPER / "datasets.yaml").read_text("utf-8"))  # explained there
+DATASETS = {name: SimpleNamespace(**described) for name, described in _YAML.items()}
+# What reads each: path, class id, class name and, where the dataset has its own, split of every image
+_READERS = dict(zip(DATASETS, (_birds, _cars, _sop, _inshop, _birds, _dogs, _flowers, _aircraft)))
 
 
 def annotations(name: str, folder: Path) -> pd.DataFrame:
@@ -133,17 +116,16 @@ def annotations(name: str, folder: Path) -> pd.DataFrame:
         rows = list(_READERS[name](folder))
         table = pd.DataFrame(rows, columns=["path", "id", "class_name", "split"][: len(rows[0])])
     except Exception as error:  # damaged files raise nearly anything
-        cause = f"({type(error).__name__}: {error}); unpack the dataset again"
-        raise ValueError(f"dataset {name!r}: annotation files in {folder} are missing or damaged {cause}") from error
+        what = f"dataset {name!r}: annotation files in {folder} are missing or damaged"
+        raise ValueError(f"{what} ({type(error).__name__}: {error}); unpack the dataset again") from error
     if "split" not in table:
         place = table["id"].rank(method="dense")
         table["split"] = np.where(place <= (place.max() + 1) // 2, "train", "test")
     return table
 
 
-def find(root: str | Path, name: str) -> Path | None:
+def find(root: Path, name: str) -> Path | None:
     """The folder of dataset `name`: `root` itself or one at most two levels below; None where there is none."""
-    root = Path(root)
     for folder in [root, *sorted(root.glob("[!.]*/")), *sorted(root.glob("[!.]*/[!.]*/"))]:
         here = [folder / file for file in DATASETS[name].files if (folder / file).is_file()]
         if here and _READERS[name] is _birds:  # two datasets have these files; the keys of NABirds are UUIDs
@@ -154,9 +136,8 @@ def find(root: str | Path, name: str) -> Path | None:
 
 
 def load(root: str | Path, datasets: list[str] | None = None, strict: bool = True) -> Benchmark:
-    """The paper's datasets under `root`, all eight or those named; only these must exist.
-    Raises ValueError: no such dataset or a damaged annotation file; and, if `strict`, else it warns, missing images
-    (they are left out) or other counts than in Table 1."""
+    """The paper's datasets under `root`, all eight or those named; ValueError: one is not there, or is damaged.
+    If `strict`, else it warns, also for missing images (they are left out) or other counts than in Table 1."""
     root, names = Path(root).expanduser(), list(DATASETS) if datasets is None else datasets
     check_known("dataset", names, DATASETS)
     folders = {name: find(root, name) for name in names}
@@ -170,10 +151,8 @@ def load(root: str | Path, datasets: list[str] | None = None, strict: bool = Tru
 
 
 def _whole(root: Path, folder: Path, name: str, strict: bool) -> pd.DataFrame:
-    """The table of one dataset, if all of its images are there and as many as in Table 1."""
     table, problems = annotations(name, folder), []
-    # A folder is listed once, since 289,000 single questions take minutes on a disk.
-    places = table["path"].str.rpartition("/")
+    places = table["path"].str.rpartition("/")  # a folder is listed once: 289,000 questions would take minutes
     listed = {p: set(os.listdir(folder / p)) if (folder / p).is_dir() else () for p in places[0].unique()}
     there = np.array([file in listed[parent] for parent, file in zip(places[0], places[2])])
     if not there.all():

@@ -8,18 +8,17 @@ from pathlib import Path
 from PIL import ExifTags, Image
 
 from .. import paths
-from .batches import ImageError, decode
+from .batches import decode, image_error
 from .table import Benchmark, cache_name, check, each
 
 SIDE, QUALITY = 384, 92  # the shorter side in pixels, at most, and quality of the JPEGs
 
 
 def prepare(benchmark: Benchmark) -> Path:
-    """Make the copies that are missing or outdated; returns the folder they are in.
-    Raises ValueError for images that cannot be read, when all others are done; OSError: the disk is full."""
+    """Make the copies that are missing or outdated in a folder, returned; ValueError, in the end: unreadable images."""
     folder = _folder(benchmark)
-    copied = each(partial(_copy, benchmark.root, folder), unprepared(benchmark), "preparing")
-    if errors := [error for error in copied if error]:
+    copy = partial(image_error, partial(_copy, benchmark.root, folder))
+    if errors := list(filter(None, each(copy, unprepared(benchmark), "preparing"))):
         raise ValueError(f"{len(errors)} images cannot be prepared, all others are; the first: {errors[0]}")
     return folder
 
@@ -54,12 +53,9 @@ def _jpeg(path: str) -> str:
     return path if path.lower().endswith((".jpg", ".jpeg")) else f"{path}.jpg"
 
 
-def _copy(root: Path, folder: Path, path: str) -> ImageError | None:
+def _copy(root: Path, folder: Path, path: str) -> None:
     changed, turn, exif = os.stat(root / path).st_mtime_ns, ExifTags.Base.Orientation, Image.Exif()
-    try:
-        image = decode(root / path)
-    except ImageError as error:
-        return error
+    image = decode(root / path)
     with Image.open(root / path) as original:  # its orientation is copied, not applied
         exif[turn] = original.getexif().get(turn, 1)
     scale = min(1, SIDE / min(image.size))

@@ -1,7 +1,5 @@
 """The one table: a `Benchmark` has a row per image, and everything else is said by filtering it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -45,7 +43,7 @@ class Benchmark:
         """Every row that is evaluated: test, query and gallery."""
         return self.images[self.images["split"] != "train"]
 
-    def select(self, datasets: list[str] | tuple[str, ...] | None) -> Benchmark:
+    def select(self, datasets: list[str] | tuple[str, ...] | None) -> "Benchmark":
         """The same benchmark, only these datasets (None: all), in the given order."""
         if datasets is None:
             return self
@@ -53,7 +51,7 @@ class Benchmark:
         parts = [self.images[self.images["dataset"] == name] for name in datasets]
         return replace(self, images=pd.concat(parts, ignore_index=True))
 
-    def holdout(self) -> Benchmark:
+    def holdout(self) -> "Benchmark":
         """The training images alone, each dataset's classes halved: to choose settings without the test classes."""
         rows = self.train.reset_index(drop=True)
         place = rows.groupby("dataset", sort=False)["label"].rank("dense", pct=True)

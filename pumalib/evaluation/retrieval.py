@@ -1,5 +1,4 @@
 """Retrieval accuracy as tables: Recall@k, R-Precision and MAP@R, per dataset, unified and harmonic.
-
 For a query with R relevant items (same dataset and same class, the query's own image excluded):
 
     R@k    1 if one of the k nearest is relevant (Sec. 5.1)
@@ -7,8 +6,7 @@ For a query with R relevant items (same dataset and same class, the query's own 
     MAP@R  1/R times the sum over i <= R of precision@i x [the i-th nearest is relevant]
 
 RP and MAP@R as in Musgrave et al., "A Metric Learning Reality Check", ECCV 2020.  A query without a relevant item is
-left out and counted.  The query is removed by its row: a duplicate of it stays in the gallery.
-"""
+left out and counted.  The query is removed by its row: a duplicate of it stays in the gallery."""
 
 import base64
 from collections.abc import Callable, Iterator
@@ -49,10 +47,8 @@ class Scores:
 
     def table(self, bootstrap: int = 1000, seed: int = 0) -> pd.DataFrame:
         """Means, as fractions, and 95 % percentile intervals of `bootstrap` resamples of the classes (0: NaN).
-
         A row per dataset, `unified` (all queries against all galleries), `harmonic` (Sec. 5.1).  Columns: the metrics,
-        `<metric>_low`, `<metric>_high`, `queries` (those that count) and `excluded` (the others).
-        """
+        `<metric>_low`, `<metric>_high`, `queries` (those that count) and `excluded` (the others)."""
         samples = resampled(self.values, self.classes, bootstrap, seed)
         means = np.stack(list(samples.values()))  # (rows, 1 + bootstrap, metrics)
         table = pd.DataFrame(means[:, 0], list(samples), list(self.metrics)).rename_axis("dataset")
@@ -76,11 +72,9 @@ def unpack(text: str, count: int) -> np.ndarray:
 
 def scores(embeddings, images: pd.DataFrame, ks=(1, 2, 4, 8), *, distance="cosine", device=None) -> Scores:
     """R@k, RP and MAP@R of every query that has a relevant item; a ValueError names what of the arguments does not fit.
-
     `embeddings` (n, D) have a row per row of the test table `images`: `dataset`, `label`, `split`, "test" being query
     and gallery.  `distance` is "cosine" (embeddings are L2-normalised here) or a function of float64 (q, D) and (g, D)
-    as they are that returns distances (q, g).  `device`: where to search; None: where the embeddings are.
-    """
+    as they are that returns distances (q, g).  `device`: where to search; None: where the embeddings are."""
     embeddings = _prepared(embeddings, images, distance, device)
     if not ks or min(ks) < 1:
         raise ValueError(f"ks must be positive, not {tuple(ks)}")
@@ -88,7 +82,6 @@ def scores(embeddings, images: pd.DataFrame, ks=(1, 2, 4, 8), *, distance="cosin
     classes = images.groupby(["dataset", "label"], sort=False).ngroup().to_numpy()
     split = images["split"].to_numpy()
     queries, gallery = np.flatnonzero(split != "gallery"), np.flatnonzero(split != "query")
-
     # R of each query: its class in the gallery, less the query itself where it stands there too.
     relevant = np.bincount(classes[gallery], minlength=classes.max() + 1)[classes] - (split == "test")
     rows = queries[relevant[queries] > 0]
@@ -109,17 +102,10 @@ def scores(embeddings, images: pd.DataFrame, ks=(1, 2, 4, 8), *, distance="cosin
     return Scores((*(f"R@{k}" for k in ks), "RP", "MAP@R"), values, numbers, excluded)
 
 
-def evaluate(embeddings, images: pd.DataFrame, ks=(1, 2, 4, 8), *, bootstrap=1000, seed=0, **search) -> pd.DataFrame:
-    """The `Scores.table` of `scores`, whose arguments and errors it shares."""
-    return scores(embeddings, images, ks, **search).table(bootstrap, seed)
-
-
 def neighbours(embeddings, images, queries, k=7, within_dataset=True, *, distance="cosine", device=None) -> np.ndarray:
     """(len(queries), k) positions in `images` of each query's k nearest gallery images, nearest first (Fig. 9).
-
     `queries` are positions too; `within_dataset` searches the query's own dataset only, else every gallery.  The rest,
-    and the errors, as `scores`; a ValueError too where fewer than k images are there besides the query.
-    """
+    and the errors, as `scores`; a ValueError too where fewer than k images are there besides the query."""
     embeddings, queries = _prepared(embeddings, images, distance, device), np.asarray(queries, dtype=int)
     dataset = images["dataset"].to_numpy() if within_dataset else np.full(len(images), "all")
     found = np.empty((len(queries), k), dtype=int)
@@ -150,13 +136,10 @@ def _prepared(embeddings, images: pd.DataFrame, distance, device) -> Tensor:
 
 
 def _search(embeddings: Tensor, distance, rows: np.ndarray, gallery: np.ndarray, k: np.ndarray) -> Iterator:
-    """Search `rows` in `gallery`, both rows of the table, for `k` (len(rows),) neighbours; yields it block by block.
-
-    (part, nearest, proven): positions in `rows`; (q, m) rows, nearest first, ties in the table's order; True for those
-    that surely stand in their place: the first k at least, or all there are.
-    On a CPU faiss finds a few more than k by float32 cosines, which are compared in float64; a query whose last one is
-    too near to rule out all that was not found is searched in float64 alone.
-    """
+    """Search `rows` in `gallery`, both rows of the table, for `k` (len(rows),) neighbours, by float64, in blocks.
+    Yields (part, nearest, proven): positions in `rows`; (q, m) rows of the table, nearest first and ties in its order;
+    and True for those that surely stand in their place: the first k at least, or all there are.
+    On a CPU faiss finds some more by float32 cosines; a query whose last is too near to call is searched in float64."""
     k = np.minimum(k, len(gallery) - np.isin(rows, gallery))
     queue = np.argsort(k, kind="stable")  # so that no list of a block is much longer than its query needs
     rows, gallery = (torch.as_tensor(array, device=embeddings.device) for array in (rows, gallery))
@@ -185,10 +168,8 @@ def _search(embeddings: Tensor, distance, rows: np.ndarray, gallery: np.ndarray,
 
 def _keys(embeddings: Tensor, distance, rows: Tensor, gallery: Tensor) -> Tensor:
     """(q, g) int64 of `rows` (q,) and `gallery`, (g,) or (q, g): larger is nearer; ties in table order, itself NONE.
-
     As the last bits of a product depend on the shapes of its factors, cosines are compared in steps of 2^-30 (finer
-    than float32 near 1), distances in float32.
-    """
+    than float32 near 1), distances in float32."""
     queries, references = embeddings[rows], embeddings[gallery]
     if distance == "cosine":
         cosines = queries @ references.mT if gallery.ndim == 1 else (queries[:, None] @ references.mT)[:, 0]
@@ -205,7 +186,6 @@ def _keys(embeddings: Tensor, distance, rows: Tensor, gallery: Tensor) -> Tensor
 
 def _accuracies(search: Callable, rows: np.ndarray, gallery: np.ndarray, labels: Tensor, ks) -> np.ndarray:
     """(2, len(rows), len(ks) + 2) R@k, RP and MAP@R of queries `rows` in `gallery`, and in their own dataset's part.
-
     The latter is NaN where those found are too few to tell.  `labels`: dataset, class and R of every row of the table.
     """
     dataset, classes, relevant = labels

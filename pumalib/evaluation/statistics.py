@@ -1,6 +1,7 @@
-"""Chance in retrieval accuracies: the bootstrap over queries, the spread over seeds, and differences in pairs."""
+"""Chance in retrieval accuracies: the bootstrap over classes, the spread over seeds, and differences in pairs."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -18,28 +19,28 @@ def harmonic_mean(accuracies: np.ndarray) -> np.ndarray:
 
 def resampled(scores: Mapping, classes: Mapping, bootstrap: int, seed: int = 0) -> dict[str, np.ndarray]:
     """(1 + bootstrap, columns) means of each (queries, columns) as they are, then resampled; last those of `harmonic`.
-
     Classes (queries,) are drawn with replacement, with all their queries: these are alike, classes are independent.
-    "unified", the queries of all datasets in their order, is drawn with the datasets' classes.
-    """
-    rng, means, weights = np.random.default_rng(seed), {}, []
-    for name, values in scores.items():
+    "unified", the queries of all datasets in their order, is drawn with the datasets' classes."""
+    means, weights = {}, []
+    for place, (name, values) in enumerate(scores.items()):
         labels, count = np.unique(classes[name], return_inverse=True)[1], len(np.unique(classes[name]))
         sums = np.stack([np.bincount(labels, column, count) for column in [*values.T, np.ones(len(values))]], axis=1)
-        if name == "unified":
-            drawn = np.concatenate(weights, axis=1)
-        else:
-            drawn = np.concatenate([np.ones((1, count)), rng.multinomial(count, np.full(count, 1 / count), bootstrap)])
-            weights.append(drawn)
-        total = drawn @ sums
+        weights.append(np.concatenate(weights, axis=1) if name == "unified" else _drawn(count, bootstrap, seed, place))
+        total = weights[-1] @ sums
         means[name] = total[:, :-1] / total[:, -1:]
     means["harmonic"] = harmonic_mean(np.stack([means[name] for name in scores if name != "unified"]))
     return means
 
 
+@lru_cache(32)  # comparisons of a study share them
+def _drawn(count: int, bootstrap: int, seed: int, place: int) -> np.ndarray:
+    """(1 + bootstrap, count) how often each class counts: once, then as drawn with replacement."""
+    drawn = np.random.default_rng((seed, place)).multinomial(count, np.full(count, 1 / count), bootstrap)
+    return np.concatenate([np.ones((1, count)), drawn])
+
+
 def interval(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str, float]:
     """Mean and sd over seeds of `values` (seeds,) with a 95% interval from each seed's bootstrap `low` and `high`.
-
     Two half-widths add as independent errors: the queries' (mean over seeds, which share them), and t sd / sqrt(seeds).
     """
     count, mean = len(values), float(values.mean())
@@ -51,13 +52,10 @@ def interval(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str,
 
 def paired_difference(ours: list[Mapping], theirs: list[Mapping], classes: Mapping, large=()) -> pd.DataFrame:
     """Accuracy of one model minus another's: value, low, high (95%), and one-sided p-values, `above` 0 and `below` 0.
-
     `ours` and `theirs` are, per seed in one order (seeds of both count), the (queries,) hits of each dataset and of
     "unified"; `classes` as for `resampled`.  A row per key, then `harmonic`, and where some but not all datasets are
-    `large` the means of large and small ones, and "small - large".  The classes' bootstrap error of the mean over seeds
-    and the seeds' sd / sqrt(seeds) add, by Student's t with Welch's and Satterthwaite's degrees of freedom; with one
-    seed there are no p-values, and the interval is of the classes.
-    """
+    `large` the means of large and small ones, and "small - large".  The classes' bootstrap error of the mean and the
+    seeds' sd / sqrt(seeds) add, by Student's t with Satterthwaite's degrees of freedom; one seed has no p-values."""
     pairs = list(zip(ours, theirs))
     values = {name: np.stack([seed[name] for pair in pairs for seed in pair], axis=1) for name in ours[0]}
     gains = {name: mean[:, ::2] - mean[:, 1::2] for name, mean in resampled(values, classes, 1000).items()}

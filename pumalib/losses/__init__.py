@@ -14,10 +14,8 @@ NAMES = (*_LOSSES, *_WRAPPERS, "direction")
 
 def make(name: str, num_classes: int, dim: int, **hyper) -> Loss:
     """The loss `name`, with values for its class's `hyper`; ValueError: an unknown name of either, or a bad value.
-
     "xbm" and "language" wrap the loss named `loss` and hand on to it what they do not know.  "direction" is the `loss`
-    triplet (by default), proxynca or ms with direction regularisation of weight `gamma`, see `base.direction_cosines`.
-    """
+    triplet (by default), proxynca or ms with direction regularisation of weight `gamma`: `base.direction_cosines`."""
     if name == "direction":
         return make(hyper.pop("loss", "triplet"), num_classes, dim, direction=hyper.pop("gamma", 0.3), **hyper)
     if name in _WRAPPERS:

@@ -6,9 +6,8 @@ from torch.nn import functional as F
 
 
 class Loss(nn.Module):
-    """A loss `compute(x, labels)` of embeddings (N, dim) and integers (N,) in 0..num_classes-1.
-    `class Some(Loss, margin=0.1, variant=("paper", "code"))` has these hyperparameters; of names the first is the
-    default, "code" is a loss as PUMA's authors released it."""
+    """A loss `compute(x, labels)`; `class Some(Loss, margin=0.1, variant=("paper", "code"))` has these hyperparameters.
+    Of names the first is the default; "code" is the loss as PUMA's authors released it."""
 
     batches = "random"  # the batches it wants, or "classes": some classes, several images of each
     normalised_input = True  # False where it needs the model's output before L2 normalisation; others normalise it
@@ -21,8 +20,7 @@ class Loss(nn.Module):
         super().__init__()
         self.num_classes, self.dim, self._labels_seen = num_classes, dim, False
         if unknown := [key for key in hyper if key not in self.hyper]:
-            known = ", ".join(self.hyper)
-            raise ValueError(f"unknown {unknown[0]!r} of {type(self).__name__}; its hyperparameters: {known}")
+            raise ValueError(f"unknown {unknown[0]!r} of {type(self).__name__}; known: {', '.join(self.hyper)}")
         for key, default in self.hyper.items():
             names = default if isinstance(default, tuple) else [hyper.get(key, default)]
             setattr(self, key, hyper.get(key, names[0]))
@@ -30,27 +28,15 @@ class Loss(nn.Module):
                 raise ValueError(f"unknown {key} {hyper[key]!r}; known: {', '.join(names)}")
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """A scalar, in float32 (float64 if the input or a parameter is), whatever the autocast state."""
-        self._check(embeddings, labels)
-        double = torch.float64 in {embeddings.dtype, *(parameter.dtype for parameter in self.parameters())}
-        with torch.autocast(embeddings.device.type, enabled=False):
-            return self.compute(embeddings.double() if double else embeddings.float(), labels.long())
-
-    def average(self, outputs: Tensor) -> Tensor:
-        """The mean (N, D) of the outputs (K, N, D) of K models, as `metric` compares them."""
-        return outputs.mean(0)
-
-    def _check(self, x: Tensor, labels: Tensor) -> None:
+        """A scalar, in float32 (float64 if the input or a parameter is), whatever the autocast state.
+        Embeddings are (N, dim), labels integers (N,) in 0..num_classes-1; else ValueError."""
+        x, shape = embeddings, tuple(embeddings.shape)
         if x.ndim != 2 or x.shape[1] != self.dim or not x.is_floating_point():
-            raise ValueError(f"embeddings must be floats of shape (N, {self.dim}), got {x.dtype} {tuple(x.shape)}")
+            raise ValueError(f"embeddings must be floats of shape (N, {self.dim}), got {x.dtype} {shape}")
         integers = torch.can_cast(labels.dtype, torch.long) and labels.dtype != torch.bool
-        if labels.shape != x.shape[:1] or not len(labels) or not integers:
-            got = f"{labels.dtype} {tuple(labels.shape)} for embeddings {tuple(x.shape)}"
+        if labels.shape != shape[:1] or not len(x) or not integers:
+            got = f"{labels.dtype} {tuple(labels.shape)} for embeddings {shape}"
             raise ValueError(f"labels must be integers of shape (N,) with N >= 1 as the embeddings, got {got}")
-        places = {n: t.device for n, t in {"embeddings": x, "labels": labels, **self.state_dict()}.items()}
-        if len(set(places.values())) > 1:
-            got = ", ".join(f"{name} on {device}" for name, device in places.items())
-            raise ValueError(f"everything must be on one device, got {got}; move them with .to(device)")
         low, high = labels.aminmax()
         inside = (low >= 0) & (high < self.num_classes)
         if self._labels_seen and labels.is_cuda:
@@ -58,6 +44,13 @@ class Loss(nn.Module):
         elif not inside:
             raise ValueError(f"labels must lie in 0..{self.num_classes - 1}, got {low.item()}..{high.item()}")
         self._labels_seen = True
+        double = torch.float64 in {x.dtype, *(parameter.dtype for parameter in self.parameters())}
+        with torch.autocast(x.device.type, enabled=False):
+            return self.compute(x.double() if double else x.float(), labels.long())
+
+    def average(self, outputs: Tensor) -> Tensor:
+        """The mean (N, D) of the outputs (K, N, D) of K models, as `metric` compares them."""
+        return outputs.mean(0)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -90,8 +83,7 @@ def euclidean(a: Tensor, b: Tensor) -> Tensor:
 
 def direction_cosines(a: Tensor, p: Tensor, n: Tensor) -> Tensor:
     """kappa_ij = cos(n_j - a_i, p_i - a_i), (N, M), of unit rows a, p (N, D), n (M, D); 0 where two coincide.
-    Direction regularisation (Mohan et al., CVPR 2020; second-hand, their paper was not at hand) of weight `direction`
-    adds it to what pushes a negative off, so that none is pushed straight through the positive."""
+    `direction` times it keeps a negative from being pushed through the positive (Mohan, CVPR 2020, second-hand)."""
     product = p @ n.T - a @ n.T - (p * a).sum(1, keepdim=True) + a.square().sum(1, keepdim=True)
     lengths = euclidean(a, n) * sqrt_or_zero((p - a).square().sum(1, keepdim=True))
     return torch.where(lengths > 0, product / lengths.masked_fill(lengths == 0, 1), 0)

@@ -1,4 +1,4 @@
-"""Losses over pairs (s cosine, d distance, a anchor, p of its class, n of another; PML's defaults), and two wrappers."""
+"""Losses over pairs (s cosine, d distance, a anchor, p of its class, n of another; PML's defaults), two wrappers."""
 
 import math
 
@@ -35,8 +35,7 @@ class Contrastive(PairLoss, pos_margin=0.0, neg_margin=1.0):
 
 class Triplet(PairLoss, margin=0.05, miner=MINERS, distance=("cosine", "euclidean"), direction=0.0):
     """Mean nonzero [d_ap - d_an + margin - direction kappa]+ (Schroff et al., CVPR 2015), d = 1 - s if "cosine".
-    `miner` "batchhard": each anchor's farthest positive and nearest negative; "semihard": those with d_ap < d_an;
-    "random": one negative for each (a, p).  All but the first hold (number of pairs, M) distances."""
+    `miner` "batchhard": farthest positive, nearest negative; "semihard": d_ap < d_an; "random": one negative a pair."""
 
     def pairs(self, a, b, positive, negative):
         d = 1 - a @ b.T if self.distance == "cosine" else euclidean(a, b)
@@ -75,9 +74,8 @@ class NPair(Loss, l2=0.02):
 
 
 class Margin(PairLoss, margin=0.2, beta=1.2, variant=("paper", "code", "all")):
-    """Sum over triplets of [d_ap - beta + margin]+ + [beta - d_an + margin]+ over its number of nonzero terms (Wu et
-    al., ICCV 2017).  `variant` "paper": each (a, p) with one negative drawn by `distance_weights`; "code": all pairs
-    that the miner of `ms` keeps; "all" triplets."""
+    """Sum over triplets of [d_ap - beta + margin]+ + [beta - d_an + margin]+ by its nonzero terms (Wu, ICCV 2017).
+    `variant` "paper": each (a, p), one negative drawn by `distance_weights`; "code": of `hard_pairs`; "all"."""
 
     def pairs(self, a, b, positive, negative):
         d = euclidean(a, b)
@@ -94,8 +92,7 @@ class Margin(PairLoss, margin=0.2, beta=1.2, variant=("paper", "code", "all")):
 
 class MultiSimilarity(PairLoss, alpha=2.0, beta=50.0, base=0.5, epsilon=0.1, variant=("paper", "code"), direction=0.0):
     """Mean over anchors of log(1 + sum_p exp(-alpha (s - base))) / alpha + log(1 + sum_n exp(beta (s - base))) / beta.
-    Wang et al., CVPR 2019, on `hard_pairs`; `epsilon` None: on all.  `variant` "code": on the pairs of `margin`.
-    `direction` beside s: - direction kappa, p the anchor's hardest positive."""
+    On `hard_pairs`, all for `epsilon` None, `margin`'s for "code" (Wang, CVPR 2019); kappa of the hardest positive."""
 
     def pairs(self, a, b, positive, negative):
         s = a @ b.T
@@ -115,8 +112,7 @@ class MultiSimilarity(PairLoss, alpha=2.0, beta=50.0, base=0.5, epsilon=0.1, var
 
 
 class SupCon(PairLoss, temperature=0.1):
-    """Mean over positives of -log softmax, over all others, of s / temperature (Khosla et al., NeurIPS 2020, Eq. 2);
-    then over anchors where it is not zero, as in PML."""
+    """Mean over anchors, then positives, of -log softmax of s / temperature over all others (Khosla, NeurIPS 2020)."""
 
     def pairs(self, a, b, positive, negative):
         z = (a @ b.T / self.temperature).masked_fill(~(positive | negative), torch.finfo(a.dtype).min)
@@ -125,9 +121,7 @@ class SupCon(PairLoss, temperature=0.1):
 
 class Hyp(PairLoss, c=0.1, temperature=0.2, clip=2.3, variant=("paper", "code")):
     """Mean over pairs (a, p) of -log exp(-d_ap / t) / (exp(-d_ap / t) + sum_n exp(-d_an / t)) (Ermolov, CVPR 2022).
-    d is the Poincare distance in the ball of radius 1 / sqrt(c); c = 0: 1 - s.  With two samples per class this is its
-    authors' loss (who sum the two orders); of more, they compare two of each class at a time, in the batch's order.
-    `variant` "code": a pair of a class of K samples weighs 1 / K^2, not 1 / (K (K - 1))."""
+    d: Poincare distance, radius 1 / sqrt(c); c = 0: 1 - s.  "code": of K samples a pair weighs 1 / K^2, as theirs."""
 
     normalised_input = False
 
@@ -185,8 +179,7 @@ class Wrapper(Loss):
 
 class XBM(Wrapper, size=4096, warmup=0):
     """A pair-based `loss` of the batch against the last `size` embeddings, this batch's included (Wang et al., 2020).
-    The memory, without gradient, is filled from the first step, in training mode only, and saved with its write
-    position.  For `warmup` steps (1,000 there) the loss is that of the batch alone."""
+    The memory is filled from the first step, in training only.  For `warmup` steps (1,000 there) it is not used."""
 
     def __init__(self, loss: PairLoss, **hyper):
         super().__init__(loss, **hyper)
@@ -217,9 +210,8 @@ class XBM(Wrapper, size=4096, warmup=0):
 
 
 class Language(Wrapper, similarity=[], weight=7.5):
-    """`loss` plus `weight` times KL(softmax T || softmax S), a mean over rows (Roth et al., CVPR 2022).
-    S = x x^T of the batch, with gradient; T = `similarity` of their classes + 1; both are 2 where the classes are the
-    same.  `similarity` (C, C) are cosines of text embeddings of class names; they are not saved with the loss."""
+    """`loss` plus `weight` times the mean over rows of KL(softmax T || softmax S), S = x x^T (Roth, CVPR 2022).
+    T = 1 + `similarity` (C, C), cosines of texts, of their classes; both are 2 where the classes are the same."""
 
     def __init__(self, loss: Loss, **hyper):
         super().__init__(loss, **hyper)

@@ -10,8 +10,7 @@ from .base import Loss, direction_cosines, log_one_plus_sum_exp, sqrt_or_zero, u
 
 
 class ProxyLoss(Loss):
-    """A loss with learnable class vectors `proxies` (C x K, D), the K of one class adjacent.
-    Only their direction counts, but the shorter they are, the faster a step of the optimiser turns them."""
+    """A loss with learnable class vectors `proxies` (C x K, D), the K of one class adjacent; only directions count."""
 
     per_class = ""  # the hyperparameter K, if there is one
 
@@ -30,13 +29,10 @@ class ProxyLoss(Loss):
 
 
 class ProxyNCA(ProxyLoss, scale=1.0, direction=0.0):
-    """Mean of d_y + log sum over c != y of exp(-d_c - direction kappa), x, p times `scale` (Movshovitz-Attias, 2017).
-    It may be negative: PML has the positive in the sum, as `proxynca++` with scale 1."""
+    """Mean of d_y + log sum over c != y of exp(-d_c - direction kappa), x, p times `scale` (Movshovitz-Attias 2017)."""
 
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
         d, y = self.scale**2 * (2 - 2 * self.cosines(x)), labels[:, None]
-        if self.num_classes == 1:  # no negative: nothing to learn
-            return 0 * d.sum()
         push = -d
         if self.direction:
             p = unit(self.proxies.to(x.dtype))
@@ -65,15 +61,16 @@ class ProxyAnchor(ProxyLoss, alpha=32.0, margin=0.1):
 
 class ProxyGML(ProxyLoss, proxies_per_class=12, ratio=0.05, weight=0.3):
     """Each sample keeps the ceil(ratio C K) proxies most similar to it, its own class's first (Zhu, NeurIPS 2020).
-    A class's score is the sum of its kept similarities; cross-entropy over the classes whose score is not zero.  Plus
-    `weight` times the same of proxies against classes, C^2 K numbers: the authors take K = 1, weight = 0 for SOP."""
+    Cross-entropy over the classes' sums of those kept, and `weight` times that of proxies with the sums of all."""
 
-    per_class, block = "proxies_per_class", 2**22  # numbers of the second term in memory at once
+    per_class = "proxies_per_class"
 
     def __init__(self, num_classes: int, dim: int, **hyper):
         super().__init__(num_classes, dim, **hyper)
         if not 0 < self.ratio <= 1:
             raise ValueError(f"ratio must lie in (0, 1], got {self.ratio}")
+        if self.weight and num_classes * len(self.proxies) > 3e8:
+            raise ValueError("proxygml holds C^2 K numbers; weight = 0 for so many classes, as its authors for SOP")
 
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
         p, own = unit(self.proxies.to(x.dtype)), F.one_hot(labels, self.num_classes).bool()
@@ -84,38 +81,15 @@ class ProxyGML(ProxyLoss, proxies_per_class=12, ratio=0.05, weight=0.3):
         score = (s * kept).unflatten(1, (self.num_classes, -1)).sum(2)
         loss = F.cross_entropy(score.masked_fill((score == 0) & ~own, -torch.inf), labels)
         if self.weight:
-            classes = p.unflatten(0, (self.num_classes, -1)).sum(1)  # a class's own logits add up to its square
-            total = _SumOfLogSumExp.apply(p, classes, max(1, self.block // self.num_classes))
-            loss = loss + self.weight * ((total - classes.square().sum()) / len(p))
+            classes = p.unflatten(0, (self.num_classes, -1)).sum(1)
+            its_class = torch.arange(len(p), device=p.device) // self.proxies_per_class
+            loss = loss + self.weight * F.cross_entropy(p @ classes.T, its_class)
         return loss
-
-
-class _SumOfLogSumExp(torch.autograd.Function):
-    """Sum over a's rows of log sum exp(a b^T), and at once its gradient, so that no more than `rows` are in memory."""
-
-    @staticmethod
-    def forward(ctx, a, b, rows):
-        total, by_a, by_b = a.new_zeros(()), torch.empty_like(a), torch.zeros_like(b)
-        for part, by_part in zip(a.split(rows), by_a.split(rows)):
-            z = part @ b.T
-            norm = z.logsumexp(1, keepdim=True)
-            total += norm.sum()
-            softmax = z.sub_(norm).exp_()
-            torch.mm(softmax, b, out=by_part)
-            by_b.addmm_(softmax.T, part)
-        ctx.save_for_backward(by_a, by_b)
-        return total
-
-    @staticmethod
-    def backward(ctx, gradient):
-        by_a, by_b = ctx.saved_tensors
-        return gradient * by_a, gradient * by_b, None
 
 
 class SoftTriple(ProxyLoss, centers=10, la=20.0, gamma=0.1, margin=0.01, tau=0.0):
     """Mean cross-entropy of la (S_c - margin [c = y]), S_c = sum over the K = `centers` of softmax_k(s_ck / gamma) s_ck
-    (Qian et al., ICCV 2019, Eq. 7 to 9).  `tau` (0.2 there, 0 in PML) weighs the mean over classes of the sum over
-    k < l of sqrt(2 + 1e-5 - 2 w_k . w_l) / (K (K - 1))."""
+    (Qian, ICCV 2019).  `tau` (0.2 there, 0 in PML) weighs the distances of a class's centres, Eq. 9 there."""
 
     per_class = "centers"
 
@@ -155,9 +129,8 @@ class ArcFace(CosFace, scale=64.0, margin=0.5):
 
 class CurricularFace(ArcFace, scale=32.0, margin=0.3, variant=("paper", "code")):
     """ArcFace's target; hard negatives, s_j > cos(theta + margin), become s_j (t + s_j) (Huang et al., CVPR 2020).
-    t is 0.99 t + 0.01 (batch mean of s_y), without gradient, updated before its use, in training mode only (Eq. 5 to 8
-    there).  Scale and margin are PUMA's (Appendix A), 64 and 0.5 by the loss's authors.  `variant` "code": t per class
-    of the sample, updated after the loss for the classes in the batch; negatives compared with the modified target."""
+    t is 0.99 t + 0.01 (batch mean of s_y), updated before its use, in training only.  Scale and margin are PUMA's
+    (Appendix A).  `variant` "code": t per class, updated after its use; hard negatives exceed the modified target."""
 
     def __init__(self, num_classes: int, dim: int, **hyper):
         super().__init__(num_classes, dim, **hyper)

@@ -1,11 +1,8 @@
 """Backbones: any timm vision transformer (or ResNet), and the two embedded ones of the `mini` benchmark."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import textwrap
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,16 +22,10 @@ def mini_vit(width: int = 128) -> VisionTransformer:
     return VisionTransformer(48, 8, num_classes=0, embed_dim=width, depth=5, num_heads=width // 32)
 
 
-def embedded_weights(name: str) -> Path:
-    """The file of an embedded backbone, float16, made by notebooks/90_pretrain_mini_backbone.ipynb."""
-    return paths.MINI / f"{name}.safetensors"
-
-
 def create(name: str, pretrained: str | bool | Path | None = "hub", image_size: int | None = None) -> nn.Module:
     """A backbone without its classifier: "mini_vit", "mini_vit_64", or timm's `name` with its tag.
     `pretrained`: "embedded" (the mini_vit only), "hub" or True (timm's), "random", False or None, or a file.  Position
-    embeddings are resampled to `image_size`, in pixels.  Raises ValueError: an unknown backbone, a size its patches do
-    not tile, or weights that do not fit it; FileNotFoundError without the file, or weights from the hub."""
+    embeddings are resampled to `image_size`, in pixels.  ValueError, FileNotFoundError: what does not exist or fit."""
     source = _source(name, pretrained)
     if name in EMBEDDED and image_size not in (None, 48):
         raise ValueError(f"backbone {name} takes 48 px images, not image_size = {image_size}")
@@ -49,7 +40,6 @@ def create(name: str, pretrained: str | bool | Path | None = "hub", image_size: 
 
 
 def _source(name: str, pretrained: str | bool | Path | None) -> str | Path:
-    """Where the weights of a backbone are, both of which exist: "random", "hub" (timm's) or a file."""
     source, known = {True: "hub", False: "random", None: "random"}.get(pretrained, pretrained), " and ".join(EMBEDDED)
     if name not in EMBEDDED:
         architecture, _, tag = name.partition(".")
@@ -62,7 +52,7 @@ def _source(name: str, pretrained: str | bool | Path | None) -> str | Path:
             raise ValueError(f"pretrained = 'embedded' is only for {known}; for {name!r}: 'hub', 'random' or a file")
     if source == "random" or (source == "hub" and name not in EMBEDDED):
         return source
-    file = embedded_weights(name) if source in ("embedded", "hub") else paths.resolve(source)
+    file = paths.MINI / f"{name}.safetensors" if source in ("embedded", "hub") else paths.resolve(source)
     if not file.is_file():
         raise FileNotFoundError(f"no weights at {file}; give pretrained = 'hub', or a file (relative to the project)")
     return file
@@ -78,12 +68,11 @@ def _from_timm(name: str, pretrained: bool, image_size: int | None) -> nn.Module
         if not pretrained:
             raise
         save = f"torch.save(timm.create_model('{name}', pretrained=True).state_dict(), 'weights.pth')"
-        why = f"no weights for {name!r} from timm's hub ({type(error).__name__}: {error})"
+        why = f"no weights for {name!r} from timm's hub ({error!r})"
         raise FileNotFoundError(f"{why}. On a machine with a network: {save}; then pretrained = <that file>") from error
 
 
 def _load(model: nn.Module, file: Path, name: str) -> None:
-    """Load `file` into `model`, ignoring a classifier, resampling position embeddings, refusing any other misfit."""
     try:
         if file.suffix == ".npz":
             return model.load_pretrained(str(file))
@@ -113,7 +102,7 @@ def _file_digest(file: Path, changed: int, size: int) -> str:  # once per state 
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def state_digest(state: Mapping[str, torch.Tensor], *texts: str) -> str:
+def state_digest(state: dict[str, torch.Tensor], *texts: str) -> str:
     """SHA-256 of tensors with their names, and of `texts`."""
     sha = hashlib.sha256("".join(texts).encode())
     for key, value in sorted(state.items()):

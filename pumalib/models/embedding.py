@@ -18,8 +18,7 @@ BRANCHES = ("attn", "mlp")
 
 class EmbeddingModel(nn.Module):
     """Images (B, 3, H, W) to embeddings (B, dim), L2-normalised unless `normalise` is off (`loss.normalised_input`).
-    Without a head `dim` is the width of `backbone`, a timm model without classifier.  Raises ValueError where `method`
-    adds tokens or branches that this backbone cannot carry."""
+    Without a head `dim` is the backbone's width.  ValueError: `method` adds what this timm model cannot carry."""
 
     def __init__(self, backbone: nn.Module, method: config.Method, dim: int, normalise: bool = True):
         super().__init__()
@@ -65,7 +64,7 @@ class EmbeddingModel(nn.Module):
         return self
 
     def draw_gates(self, images: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """The gates of one step, {"adapter": (L, 2, B), "lora": (L, 2, B)}: random in training, constant in evaluation."""
+        """The gates of one step, "adapter" and "lora", (L, 2, B) each: random in training, constant in evaluation."""
         m, gates = self.method, {}
         for name, keep, parts in (("adapter", m.adapter_keep, self.adapters), ("lora", m.lora_keep, self.lora)):
             if parts and keep < 1 and self.training:
@@ -132,9 +131,8 @@ class EmbeddingModel(nn.Module):
 
 
 def build(method, backbone=backbones.PAPER, dim=128, *, pretrained="hub", image_size=None, normalise=True, **settings):
-    """The `EmbeddingModel` of these names, initialised from torch's global random state.
-    `method` is a name in `config.METHODS` or a `Method`, `settings` its fields to change, as `adapter_keep=0.3`; for
-    the other arguments and what is raised see `backbones.create` and `EmbeddingModel`."""
+    """The `EmbeddingModel` of these names, see `backbones.create`, initialised from torch's global random state.
+    `method` is a name in `config.METHODS` or a `Method`, `settings` its fields to change, as `adapter_keep=0.3`."""
     chosen = config.method(method, **settings)
     return EmbeddingModel(backbones.create(backbone, pretrained, image_size), chosen, dim, normalise)
 

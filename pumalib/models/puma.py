@@ -1,7 +1,5 @@
 """PUMA: a stochastic adapter beside every block and a prompt chosen by the image (Sec. 4, Eq. 4 to 9).
-
-Shapes: B images, N tokens, D width of the backbone, L layers, r bottleneck, M prompts of N_p tokens.
-"""
+Shapes: B images, N tokens, D width of the backbone, L layers, r bottleneck, M prompts of N_p tokens."""
 
 import math
 
@@ -12,8 +10,7 @@ from torch import Tensor, nn
 
 class StochasticAdapter(nn.Module):
     """gamma * s * ReLU(h W_down) W_up, in parallel with a branch whose normalised input is h (Eq. 4, 5, Sec. 4.2).
-    No biases (the paper's parameter counts).  The fixed factor s = `scale` is 1 in Eq. 5, 0.1 in the authors' code;
-    `start` "code" is their start, "usual" that of a linear layer."""
+    s = `scale` is 1 in Eq. 5, 0.1 in the authors' code; `start` "code" is theirs, "usual" that of a linear layer."""
 
     def __init__(self, width: int, rank: int, scale: float = 0.1, start: str = "code"):
         super().__init__()
@@ -34,8 +31,7 @@ def gated(hidden: Tensor, scale: float, gate: Tensor | None) -> Tensor:
 
 def draw_gates(keep: float, layers: int, images: int, per="sample", divide=True, generator=None) -> Tensor:
     """The gamma of Eq. 5 for one training step: independent Bernoulli(keep), (L, 2, B) for layers, branches and images.
-    `per` "sample" as the authors' code and timm's DropPath, or "batch", (L, 2, 1).  `divide` by p = keep: an adapter
-    that is always on at test then has the expectation of training."""
+    `per` "sample" as the authors' code, or "batch", (L, 2, 1); `divide` by p = keep, to have the expectation 1."""
     shape = (layers, 2, images if per == "sample" else 1)
     gates = torch.bernoulli(torch.full(shape, float(keep)), generator=generator)
     return gates / keep if divide and keep > 0 else gates
@@ -47,10 +43,9 @@ class PromptPool(nn.Module):
 
     def __init__(self, width: int, prompts: int = 20, length: int = 8, attention: str = "free"):
         super().__init__()
-        # As in the authors' code, all prompts start as copies of one matrix, told apart by their weights alone.
         self.keys = nn.Parameter(nn.init.orthogonal_(torch.empty(prompts, width)))
         self.attention = nn.Parameter(nn.init.orthogonal_(torch.empty(prompts, width)))
-        one = nn.init.orthogonal_(torch.empty(length, width))
+        one = nn.init.orthogonal_(torch.empty(length, width))  # authors' code: all prompts start as copies of it
         self.prompts = nn.Parameter(one.expand(prompts, length, width).clone())
         self.softmax = attention == "softmax"
 

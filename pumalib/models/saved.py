@@ -29,7 +29,7 @@ def trainable_state(model: EmbeddingModel) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in state.items()}
 
 
-def save(model: EmbeddingModel, run: Run, folder: Path) -> Path:
+def save(model: EmbeddingModel, run: Run, folder: Path) -> None:
     """Write `model.safetensors`: what was trained (and a random backbone, to be had nowhere else), run and backbone."""
     whole = model.method.tune_backbone or run.pretrained == "random"
     digest = "" if whole else backbones.state_digest(model.backbone.state_dict())
@@ -38,13 +38,11 @@ def save(model: EmbeddingModel, run: Run, folder: Path) -> Path:
     metadata["digest"] = backbones.state_digest(state, *metadata.values())
     with paths.written_whole(folder / FILE) as file:  # bytes: save_file's own errors are no OSError
         file.write_bytes(safetensors.torch.save(state, metadata))
-    return folder / FILE
 
 
 def load(folder: str | Path, pretrained: str | Path | None = None, device: str | torch.device = "cpu") -> "Embedder":
-    """The trained model of a run's folder, ready to embed images.
-    `pretrained` says where the backbone's weights are on this machine; None: as in the run.  Raises FileNotFoundError
-    without model or weights, ValueError if the file is damaged or adapts another backbone than these weights."""
+    """The trained model of a run's folder, ready to embed; ValueError: a damaged file, or one for another backbone.
+    `pretrained` says where the backbone's weights are here, None: as in the run; FileNotFoundError without them."""
     file = Path(folder) / FILE
     if not file.is_file():
         raise FileNotFoundError(f"no {FILE} in {folder}; a finished run's folder holds one")
@@ -57,14 +55,13 @@ def load(folder: str | Path, pretrained: str | Path | None = None, device: str |
             raise ValueError("its contents have another digest")
         run, normalise = Run.from_json(run), json.loads(normalise)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
-        why = f"is damaged, truncated or not of pumalib ({type(error).__name__}: {error})"
-        raise ValueError(f"{file} {why}; copy it again or train it again") from error
+        raise ValueError(f"{file} is damaged or not of pumalib ({error!r}); copy it again or train it again") from error
     options = {"image_size": run.data.image_size, "normalise": normalise}
     source = (pretrained or run.pretrained) if digest else "random"
     model = build(run.method, run.backbone, run.dim, pretrained=source, **options)
     if digest and backbones.state_digest(model.backbone.state_dict()) != digest:
         why = f"{file} adapts another backbone than {run.backbone!r} with weights {str(source)!r}"
-        raise ValueError(f"{why}; give pretrained= the weights it was trained on (digest: its environment.json)")
+        raise ValueError(f"{why}; give pretrained= the weights it was trained on (digest: its metrics.json)")
     expected = trainable_state(model) if digest else model.state_dict()
     if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in expected.items()}:
         raise ValueError(f"{file} is damaged: its tensors are not those of {run.method.name!r} on {run.backbone!r}")
@@ -77,24 +74,21 @@ class Embedder:
 
     def __init__(self, model: EmbeddingModel, run: Run):
         self.model, self.run = model, run
-        self.view = batches.test_view(run.data, *backbones.normalisation(model.backbone))
+        self.view = batches.view(run.data, *backbones.normalisation(model.backbone))
 
     def embed(self, images, batch_size: int = 64, progress: bool = False) -> np.ndarray:
-        """Embeddings (n, dim), float32, of a file path, a PIL image of any mode or an (H, W, 3) uint8 array.
-        Or of any iterable of these, mixed at will, also a generator (one batch is in memory at a time) or an
-        (n, H, W, 3) array; an array of the network's size is not resized.  `progress`: a bar, after a second.
-        Raises ValueError for what is no image, naming its position, and batches.ImageError for a bad file."""
+        """Embeddings (n, dim) float32 of a file path, a PIL image, an (H, W, 3) uint8 array, or any iterable of these.
+        A generator is read a batch at a time; an array of the network's size is not resized.  ValueError: no image."""
         if batch_size < 1:
             raise ValueError(f"batch_size = {batch_size}; it must be at least 1")
         if isinstance(images, (str, os.PathLike, Image.Image)) or getattr(images, "ndim", 0) in (2, 3):
             images = [images]
         shown = tqdm(images, "embedding", unit="image", delay=1, disable=not progress)
         pixels = (batches.pixels(_decoded(image, i, self.view.upright), self.view) for i, image in enumerate(shown))
-        device = next(self.model.parameters()).device
         embeddings = [np.zeros((0, self.model.dim), np.float32)]
         with torch.inference_mode():
             while batch := list(islice(pixels, batch_size)):
-                batch = batches.normalise(torch.stack(batch).to(device), self.view)
+                batch = batches.normalise(torch.stack(batch).to(next(self.model.parameters()).device), self.view)
                 embeddings.append(self.model(batch).float().cpu().numpy())
         return np.concatenate(embeddings)
 

@@ -1,9 +1,8 @@
-"""The study: rows of a table to results (`run_all`), runs that are kept (`kept`), the paper's word (`paper`, `claims`)."""
+"""The study: rows of a table to results (`run_all`), runs that are kept (`kept`), the paper's word (`paper`)."""
 
-from . import kept as kept
-from . import paper as paper
-from .claims import scorecard
+from . import kept, paper
 from .kept import hits, members, run_name, run_of, runs
+from .paper import scorecard
 from .run_all import Results, agreement, collect, embed, embeddings, loss_of, model, plan, run_all, specific
 
 __all__ = ["Results", "agreement", "collect", "embed", "embeddings", "hits", "kept", "loss_of", "members"]

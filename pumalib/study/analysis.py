@@ -1,11 +1,4 @@
-"""What trained models see: nearest images, maps of the embedding space, weights of prompts (Figs. 4, 9, 10).
-
-Each needs models and takes a while, so its table is kept in `results/<profile>/derived/` under a name that ends in
-a hash of the runs and arguments it depends on: a fresh clone, which has the numbers of runs but not their models,
-only reads it.  `train` as in `study.model`.
-"""
-
-from __future__ import annotations
+"""What trained models see (Figs. 9, 10), as tables that are kept: a fresh clone has no models to make them."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,13 +14,9 @@ from .run_all import embed, embeddings, loss_of
 
 
 def nearest(models_of: Mapping, profile: str, union: Data, queries: Sequence[int], k: int = 7, train=False) -> dict:
-    """For each model the k nearest test images of each query, (queries, k) positions in the test table (Fig. 9).
-
-    Args:
-        models_of: per title a run, which searches the union; or a run per dataset (`study.members`), of which a
-            query's own searches its own dataset, as dataset-specific models do.
-        union: the data whose test table the queries are positions in.
-    """
+    """For each model the k nearest test images of each query, (queries, k) positions in the test table of `union`
+    (Fig. 9).  `models_of` has per title a run, which searches the union; or a run per dataset (`study.members`), of
+    which a query's own searches its own dataset, as dataset-specific models do."""
     parts = {title: part if isinstance(part, Mapping) else {None: part} for title, part in models_of.items()}
     parts = [(title, own, name) for title, part in parts.items() for own, name in part.items()]
     queries = [int(query) for query in queries]
@@ -59,22 +48,6 @@ def tsne(name: str, profile: str, split: str = "test", most: int = 2000, train: 
         return images[["dataset", "label"]].assign(x=points[:, 0], y=points[:, 1])
 
     return derived("tsne", profile, compute, [name], split=split, most=most)
-
-
-def prompt_weights(name: str, profile: str, train: bool = False) -> pd.DataFrame:
-    """Weights of the prompt pool over the test images of each dataset: dataset, prompt, mean, var, images (Fig. 4).
-
-    `var` is the variance over the dataset's images (of the population); prompts count from 1.
-    """
-
-    def compute() -> pd.DataFrame:
-        images = data.load(run_of(name, profile).data).test.reset_index(drop=True)
-        _, weights = embed(name, profile, images, train=train, prompt_weights=True)
-        frame = pd.DataFrame(weights, columns=range(1, weights.shape[1] + 1)).assign(dataset=images["dataset"])
-        groups = frame.melt("dataset", var_name="prompt").groupby(["dataset", "prompt"], sort=False)["value"]
-        return groups.agg(mean="mean", var=lambda v: v.var(ddof=0), images="size").reset_index()
-
-    return derived("prompt-weights", profile, compute, [name])
 
 
 def derived(title: str, profile: str, compute: Callable[[], pd.DataFrame], names: Sequence[str] = (), **settings):

@@ -1,12 +1,5 @@
 """Work on a Dask cluster: `each` sends calls to any scheduler's workers, `local` starts such workers on this machine.
-
-    with cluster.local(4) as address:       # four processes here, a GPU each where there are GPUs
-        cluster.each(train, {"puma-...": (run, folder), ...}, address, shared)
-
-How workers elsewhere are started stands in docs/clusters.md.
-"""
-
-from __future__ import annotations
+How workers elsewhere are started, and what they must share, stands in docs/clusters.md."""
 
 import logging
 import multiprocessing
@@ -30,23 +23,14 @@ from tqdm import tqdm
 from ..training import run_folder
 
 _one_at_a_time = threading.Lock()  # a worker of several threads still trains one run: torch's seeds are the process's
-_POLL = 1.0  # seconds between two looks for new workers
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def each(function: Callable, items: Mapping[str, tuple], address: str, shared: Path) -> None:
     """Call `function(*item)` for every item, by name, on the workers of a Dask scheduler, one at a time on each.
-
-    `address` is the scheduler's, or the path of its scheduler file; all workers must see the folder `shared`.  The item
-    of a lost worker goes to another one, where a training resumes from its checkpoint; one that is lost but still alive
-    keeps its lock (flock, which must hold across machines), and the other waits.
-
-    Raises:
-        RuntimeError: calls failed; all others are finished.  The message has the name and error of the first.
-        ConnectionError: no scheduler there, or it was lost; call again to go on.
-    """
-    # Items wait here, not in the scheduler, where those queued behind one that kills its workers would be blamed too:
-    # so a cluster must be told its size (`scale`): one that adapts to what is queued sees only one per worker.
+    `address` is the scheduler's or its scheduler file; all workers must see the folder `shared`; the item of a lost one
+    goes to another.  Raises RuntimeError: some failed, all others are finished; ConnectionError: no scheduler."""
+    # Items wait here, not in the scheduler, where those queued behind one that kills its workers would be blamed too.
     waiting, running, failed = list(items.items()), {}, {}
     run_folder.make(shared)
     try:
@@ -61,11 +45,10 @@ def each(function: Callable, items: Mapping[str, tuple], address: str, shared: P
                 progress.set_postfix_str(f"{workers or 'no'} workers" + f", {len(failed)} failed" * bool(failed))
                 while waiting and len(running) < max(1, workers):
                     name, item = waiting.pop(0)
-                    # Never the same key twice, or the scheduler would answer with what it remembers of it.
-                    key = f"{name}-{uuid.uuid4().hex}"
+                    key = f"{name}-{uuid.uuid4().hex}"  # never the same twice: the scheduler remembers what it was
                     running[client.submit(_call, marker.name, function, item, key=key, pure=False)] = name
-                with suppress(TimeoutError):
-                    for future in distributed.wait(list(running), _POLL, "FIRST_COMPLETED").done:
+                with suppress(TimeoutError):  # after a second it looks for new workers
+                    for future in distributed.wait(list(running), 1, "FIRST_COMPLETED").done:
                         name = running.pop(future)
                         if error := future.exception():
                             failed[name] = error
@@ -74,10 +57,9 @@ def each(function: Callable, items: Mapping[str, tuple], address: str, shared: P
         remedy = "call again when it is back: finished runs are kept, others go on"
         raise ConnectionError(f"lost the Dask scheduler at {address}; {remedy}") from error
     if failed:
-        (name, error), *others = failed.items()
-        told = f"{len(failed)} of {len(items)} runs failed, the others are finished"
-        also = f"; also failed: {', '.join(other for other, _ in others)}" if others else ""
-        raise RuntimeError(f"{told}. {shared / name}: {_explain(error)}{also}") from error
+        name, error = next(iter(failed.items()))
+        told = f"{len(failed)} of {len(items)} runs failed, the others are finished. {shared / name}: {_explain(error)}"
+        raise RuntimeError(f"{told}; failed: {', '.join(failed)}") from error
 
 
 def _call(marker: str, function: Callable, item: tuple) -> None:
@@ -103,16 +85,12 @@ def _explain(error: Exception) -> str:
     if not isinstance(error, distributed.KilledWorker):
         return f"{type(error).__name__}: {error}"
     died = f"{error.allowed_failures + 1} workers died while training it, the last at {error.last_worker.address}"
-    out = "out of memory: a smaller training.micro_batch; stopped from outside, as by a time limit: call again, it goes on"
-    return f"{died}; their logs say why ({out})"
+    return f"{died}: out of memory (then choose a smaller micro_batch), or stopped (then call again); their logs say it"
 
 
 @contextmanager
 def local(workers: int) -> Iterator[str]:
-    """A cluster of processes on this machine, while the block runs; gives the scheduler's address.
-
-    Each worker has a GPU of its own (a ValueError: there are fewer), or without GPUs an equal share of the cores.
-    """
+    """A cluster here while the block runs: processes with a GPU each, or an equal share of the cores; gives its address."""
     count = torch.cuda.device_count()
     gpus = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))) or list(map(str, range(count)))
     if count and workers > count:

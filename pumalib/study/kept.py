@@ -1,17 +1,12 @@
 """The runs that were kept: `results/<profile>/kept.jsonl` has a line for each finished run, its settings and numbers.
-
-While it trains, a run has its folder `results/<profile>/runs/<name>/`; the line is what tables and a fresh clone read.
-A `profile` is a name here, or the path of another such folder.
-"""
-
-from __future__ import annotations
+While it trains a run has a folder, `results/<profile>/runs/<name>/`.  A `profile` may be the path of another folder."""
 
 import difflib
 import json
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +15,7 @@ import numpy as np
 import pandas as pd
 from filelock import FileLock
 
-from .. import data, evaluation, models, paths, training
+from .. import data, evaluation, models, paths
 from ..config import Run
 from ..training import run_folder
 
@@ -42,10 +37,8 @@ def read(profile: str | Path) -> dict[str, dict]:
 def lines(profile: str | Path) -> tuple[dict[str, dict], dict[str, str]]:
     """Records and lines by name; a line that is damaged has no record, and a name by what is left of it."""
     file = paths.RESULTS / profile / "kept.jsonl"
-    if not file.is_file():
-        return {}, {}
-    state = file.stat()
-    return _lines(file, state.st_mtime_ns, state.st_size, state.st_ino)
+    state = file.stat() if file.is_file() else None
+    return _lines(file, state.st_mtime_ns, state.st_size, state.st_ino) if state else ({}, {})
 
 
 @lru_cache(maxsize=8)
@@ -58,8 +51,7 @@ def _lines(file: Path, *state: int) -> tuple[dict[str, dict], dict[str, str]]:
                 raise ValueError("its digest is another")
             records[record["name"]], texts[record["name"]] = record, text
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            named = re.match(r'\{"name": "([^"]+)"', text)
-            name = named[1] if named else f"line {number}"
+            name = next(iter(re.findall(r'^\{"name": "([^"]+)"', text)), f"line {number}")
             texts.setdefault(name, text)
             remedy = f"its run counts as not done; `python -m pumalib runs remove {name!r}` drops it, `runs verify` checks all"
             warnings.warn(f"{paths.shown(file)}, line {number} ({name}) is damaged ({error}): {remedy}", stacklevel=2)
@@ -90,10 +82,9 @@ def held(folder: Path) -> Iterator[None]:
     run_folder.make(folder)
     with run_folder.lock(folder):
         if not (folder / MODEL).is_file():  # then it is trained again, whatever its numbers
-            (folder / training.FINISHED).unlink(missing_ok=True)
+            (folder / run_folder.FINISHED).unlink(missing_ok=True)
         yield
-        found = run_folder.read_record(folder)
-        add({"name": folder.name, **found.pop("metrics"), **found}, folder.parents[1])
+        add({"name": folder.name, **run_folder.read_record(folder)}, folder.parents[1])
 
 
 def folder(name: str, profile: str | Path) -> Path:
@@ -102,21 +93,21 @@ def folder(name: str, profile: str | Path) -> Path:
 
 
 def run_name(run: Run) -> str:
-    """The name of a run, which ends in a hash of everything that can change its numbers, its images included.
-
-    A ValueError or OSError says which data or weights are not on this machine.
-    """
+    """The name of a run; a ValueError or OSError says which data or weights are not on this machine."""
     weights = models.backbones.weights_digest(run.backbone, run.pretrained)
     return run_folder.name(run, data.load(run.data).digest(), weights)
 
 
 def record(name: str, profile: str | Path) -> dict:
     """The record of a kept run; a ValueError, where it was not kept, gives near names."""
-    known = read(profile)
-    if name not in known:
-        near = ", ".join(difflib.get_close_matches(name, known)) or "none"
-        raise ValueError(f"no run {name!r} is kept in profile {str(profile)!r}; near: {near}")
+    if name not in (known := read(profile)):
+        raise ValueError(f"no run {name!r} is kept in profile {str(profile)!r}; near: {near(name, known)}")
     return known[name]
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Names like this one, for an error's message."""
+    return ", ".join(difflib.get_close_matches(name, known)) or "none"
 
 
 def run_of(name: str, profile: str) -> Run:
@@ -155,20 +146,18 @@ def difference(ours: list[list[str]], theirs: list[list[str]], profile: str, lar
 
 def runs(profile: str | None = None) -> pd.DataFrame:
     """A row per run of a profile (None: of all), kept or with an unfinished folder; the index is its name.
-
-    Columns: `ALWAYS`, unified and harmonic being R@1 in percent, and each setting under its dotted name
-    (`method.name`, `data.benchmark`, `training.lr`, ...).
-    """
+    Columns: `ALWAYS`, unified and harmonic being R@1 in percent, and each setting under its dotted name, `training.lr`."""
     found = []
     for home in sorted(path for path in paths.RESULTS.glob(profile or "*") if path.is_dir()):
         records = read(home)
         for name, kept in records.items():
             members = kept.get("members", ())
-            r1 = {line["dataset"]: 100 * line["R@1"] for line in kept["table"]}
             line = {"name": name, "profile": home.name, "finished": True, "members": len(members)}
-            line |= {"trainable": kept["parameters"]["trainable"], "unified": r1["unified"], "harmonic": r1["harmonic"]}
-            line |= {"seconds": kept["seconds"], "images_per_second": kept["images_per_second"]}
-            line["device"] = kept["environment"]["device"]
+            line |= {
+                row["dataset"]: 100 * row["R@1"] for row in kept["table"] if row["dataset"] in ("unified", "harmonic")
+            }
+            line |= {"trainable": kept["parameters"]["trainable"], "device": kept["environment"]["device"]}
+            line |= {key: kept[key] for key in ("seconds", "images_per_second")}
             found.append(line | (records.get(members[0], {}) if members else kept).get("run", {}))
         for file in home.glob("runs/*/run.json"):
             if (name := file.parent.name) not in records:
@@ -185,9 +174,8 @@ def find(label: str) -> tuple[str, str]:
     known |= {(path.name, path.parents[1].name) for path in paths.RESULTS.glob("*/runs/[!.]*/")}
     fit = [(name, profile) for name, profile in sorted(known) if label in (name, f"{profile}/{name}")]
     if len(fit) != 1:
-        near = [f"{profile}/{name}" for name, profile in fit] or difflib.get_close_matches(label, dict(known))
-        said = f"{'several runs are' if fit else 'no run is'} called {label!r}"
-        raise ValueError(f"{said}; near: {', '.join(near) or 'none'}")
+        others = ", ".join(f"{profile}/{name}" for name, profile in fit) or near(label, dict(known))
+        raise ValueError(f"{'several runs are' if fit else 'no run is'} called {label!r}; near: {others}")
     return fit[0]
 
 
@@ -196,23 +184,22 @@ def remove(name: str, profile: str) -> None:
     place = folder(name, profile)
     if place.is_dir():
         with run_folder.lock(place).acquire(timeout=0):
-            (place / training.FINISHED).unlink(missing_ok=True)  # first: what is half removed must not look finished
+            (place / run_folder.FINISHED).unlink(missing_ok=True)  # first: what is half removed must not look finished
             shutil.rmtree(place)
     _put(name, None, profile)
 
 
 def compare(first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The settings in which two runs differ; and their R@1 in percent, with the second minus the first in pairs."""
-    ours, theirs = places = find(first), find(second)
-    not_settings = [column for column in COLUMNS if column not in ("loss", "seed")]
-    settings = [runs(profile).loc[name].drop(not_settings) for name, profile in places]
-    settings = pd.concat(settings, axis=1, keys=[first, second])
+    labels, places = [first, second], [find(first), find(second)]
+    numbers = [column for column in COLUMNS if column not in ("loss", "seed")]
+    settings = pd.concat([runs(profile).loc[name].drop(numbers) for name, profile in places], axis=1, keys=labels)
     tables = [pd.DataFrame(record(*place)["table"]).set_index("dataset") for place in places]
     if not tables[0]["queries"].equals(tables[1]["queries"]):
         raise ValueError(f"{first} and {second} were not tested on the same queries: `runs list` shows their data")
-    table = 100 * pd.concat([table["R@1"] for table in tables], axis=1, keys=[first, second])
-    gains = evaluation.paired_difference([hits(*theirs)], [hits(*ours)], classes(*theirs))
+    gains = evaluation.paired_difference([hits(*places[1])], [hits(*places[0])], classes(*places[1]))
     gains[["value", "low", "high"]] *= 100
+    table = 100 * pd.concat([table["R@1"] for table in tables], axis=1, keys=labels)
     return settings[settings.astype(str).nunique(axis=1) > 1], table.join(gains)
 
 
@@ -221,21 +208,21 @@ def problems(profile: str | None = None) -> Iterator[str]:
     for home in sorted(file.parent for file in paths.RESULTS.glob(f"{profile or '*'}/kept.jsonl")):
         for name in lines(home)[1]:
             try:
-                yield from (f"{home.name}/{name}: {problem}" for problem in _problems(name, home))
+                found = _problem(name, home)
             except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # go on
-                yield f"{home.name}/{name}: {type(error).__name__}: {error}"
+                found = f"{type(error).__name__}: {error}"
+            if found:
+                yield f"{home.name}/{name}: {found}"
 
 
-def _problems(name: str, home: Path) -> Iterator[str]:
+def _problem(name: str, home: Path) -> str:
     if not (kept := read(home).get(name)):
-        yield "damaged line; `runs remove` drops it, `run` trains the run again"
-        return
+        return "damaged line; `runs remove` drops it, `run` trains the run again"
+    run, today = None if "members" in kept else Run.from_dict(kept["run"]), name
     if lost := set(kept.get("members", ())) - read(home).keys():
-        yield f"its members {', '.join(sorted(lost))} are not kept"
-    today, run = name, None if "members" in kept else Run.from_dict(kept["run"])
+        return f"its members {', '.join(sorted(lost))} are not kept"
     with suppress(OSError, ValueError):  # data or weights are not on this machine
         today = run_name(run) if run else run_folder.ensemble_name(kept["members"])
-    if today != name:
-        yield f"outdated: today's data, weights and code, or a changed setting, would call it {today}"
     if (folder(name, home) / MODEL).is_file():
         models.load(folder(name, home))
+    return f"outdated: today's data, weights, code or a changed setting would call it {today}" * (today != name)

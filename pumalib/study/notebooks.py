@@ -1,13 +1,7 @@
 """Notebooks executed, several or all: planned, with progress on the terminal, cleaned of what differs between times.
-
-An executed notebook appears in `results/<profile>/` only when it succeeded; one that failed is kept beside it as
-`<name>.failed.ipynb`.  Runs are kept by `run_all`, so a command that was stopped goes on when it is called again.
-"""
-
-from __future__ import annotations
+One that succeeded appears in `results/<profile>/`, one that failed as `<name>.failed.ipynb`."""
 
 import base64
-import difflib
 import json
 import logging
 import os
@@ -32,14 +26,14 @@ from .. import config, paths
 from ..training import run_folder
 from . import kept
 
-PLANNED = "planned "  # begins the line that a planning cell prints
-PLANNING = f"""
+PLANNING = """
 from pumalib import study as _study
-print({PLANNED!r} + ("" if rows is None else _study.plan(rows, p, side or ()).reset_index().to_json(orient="records")))
+print("[]" if rows is None else _study.plan(rows, p, side or ()).reset_index().to_json(orient="records"))
 """
 QUIET = ["--log-level=CRITICAL"]  # a kernel's own log goes to this screen
 os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # of tqdm, in kernels without widgets
 CELL = re.compile(r"\S*ipykernel_\d+\S*\.py")  # the file that a warning is said to come from
+REDRAWN = re.compile(r"[^\n]*(\r|\x1b\[A)[^\n]*\n?")  # a line of progress
 PLACE = re.compile(r'(, )?"(dask|jobs|train)": ("[^"]*"|\d+|False)(?(1)|(, )?)')  # where and whether runs were trained
 
 
@@ -51,49 +45,40 @@ def find(names: list[str]) -> list[Path]:
         stem = Path(name).name.removesuffix(".ipynb")
         fit = [stem] if stem in known else [other for other in known if stem and other.startswith(stem)]
         if len(fit) != 1:
-            hint = _hint(fit or difflib.get_close_matches(stem, known))
-            raise ValueError(f"no notebook {name!r}; {hint}known: {', '.join(known)}")
+            raise ValueError(f"no notebook {name!r}; near: {kept.near(stem, known)}; known: {', '.join(known)}")
         found[fit[0]] = known[fit[0]]
     return list(found.values())
 
 
-def _hint(near: list[str]) -> str:
-    return f"did you mean {' or '.join(near)}? " if near else ""
-
-
 def assigned(pairs: Sequence[str]) -> dict:
-    """{"name": value} of "name=value", the values read as YAML; a ValueError says what is neither."""
+    """{"name": value} of "name=value", the values read as YAML."""
     values = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
-        if not (name and equals):
-            raise ValueError(f"{pair!r}: write name=value")
         try:
             values[name] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ValueError(f"{pair!r}: the value is no YAML ({' '.join(str(error).split())})") from None
+        except yaml.YAMLError:
+            equals = ""
+        if not (name and equals):
+            raise ValueError(f"{pair!r}: write name=value, the value in YAML")
     return values
 
 
 def parameters(notebooks: list[Path], profile: str, values: dict) -> dict[Path, dict]:
-    """The parameters of each notebook: of `values` its own, and as `overrides` what changes a field of the profile.
-
-    A ValueError says which name is neither for one of them, or which value the profile refuses.
-    """
+    """The parameters of each notebook: of `values` its own, and as `overrides` what changes a field of the profile."""
     if {"profile", "overrides"} & values.keys():
         raise ValueError("profile and overrides: use --profile, and -p with the name of a field of the profile")
     found = {}
     for notebook in notebooks:
-        known = re.findall(r"^(\w+) *=", _code(notebook)[0].source, re.MULTILINE)
-        fields = config.overridable() if "overrides" in known else []
-        for name in values.keys() - {*known, *fields}:
-            hint = _hint(difflib.get_close_matches(name, [*known, *fields]))
-            said = f"its own: {', '.join(known)}; fields of the profile: {', '.join(fields) or 'none'}"
-            raise ValueError(f"{notebook.stem} has no parameter {name!r}; {hint}{said}")
-        overrides = {name: value for name, value in values.items() if name not in known}
+        own = re.findall(r"^(\w+) *=", _code(notebook)[0].source, re.MULTILINE)
+        known = own + (config.overridable() if "overrides" in own else [])
+        for name in values.keys() - set(known):
+            said = f"near: {kept.near(name, known)}; known: {', '.join(known)}"
+            raise ValueError(f"{notebook.stem} has no parameter {name!r}; {said}")
+        overrides = {name: value for name, value in values.items() if name not in own}
         config.profile(profile, **overrides)
         given = {"profile": profile, "overrides": overrides, **values}
-        found[notebook] = {name: value for name, value in given.items() if name in known}
+        found[notebook] = {name: given[name] for name in own if name in given}
     return found
 
 
@@ -103,16 +88,14 @@ def _code(notebook: Path) -> list:  # cells of code; the first has the parameter
 
 def plan(wanted: dict[Path, dict]) -> str:
     """What each notebook would train that none before it does, and how long that takes, as text; trains nothing.
-
-    The cells of all notebooks up to their cells `rows` are executed as one notebook, in one kernel.
-    """
+    The cells of all notebooks up to their cells `rows` are executed as one notebook, in one kernel."""
     parts = {}
     for notebook, values in wanted.items():
         first, *cells = _code(notebook)
         rows = [number for number, cell in enumerate(cells, 1) if "rows" in cell.metadata.get("tags", [])]
-        needed = cells[: rows[0]] if rows else []  # without such a cell it has no runs, and need not be executed
-        given = "\n".join(f"{name} = {value!r}" for name, value in values.items())
-        sources = ["%reset -f\nrows, side = None, ()", first.source, given, *(cell.source for cell in needed), PLANNING]
+        needed = [cell.source for cell in cells[: rows[0] if rows else 0]]  # without `rows` it has no runs
+        given = [f"{name} = {value!r}" for name, value in values.items()]
+        sources = ["%reset -f\nrows, side = None, ()", first.source, *given, *needed, PLANNING]
         parts[notebook.stem] = [nbformat.v4.new_code_cell(source) for source in sources]
     joined = nbformat.v4.new_notebook(cells=[cell for part in parts.values() for cell in part])
     client = NotebookClient(joined, allow_errors=True, kernel_name="python3", timeout=None)
@@ -124,15 +107,14 @@ def plan(wanted: dict[Path, dict]) -> str:
         if errors := [output for output in outputs if output.output_type == "error"]:
             lost.append(f"{stem} cannot be planned: {errors[0].ename}: {' '.join(errors[0].evalue.split())[:200]}")
             continue
-        told = "".join(o.text for o in outputs if o.get("name") == "stdout").rpartition(PLANNED)[2].strip() or "[]"
+        told = "".join(output.text for output in part[-1].outputs if output.get("name") == "stdout")
         table = pd.DataFrame(json.loads(told), columns=["name", "method", "images", "kept", "hours"])
         new = table[~table["kept"].astype(bool) & ~table["name"].isin(seen)]
         lines[stem] = [len(table), len(new), new["images"].sum(), new["hours"].sum(skipna=False)]
         seen |= set(table["name"])
     table = pd.DataFrame.from_dict(lines, orient="index", columns=["runs", "new", "images", "hours"])
     table.loc["all, shared once"] = [len(seen), *table.iloc[:, 1:].sum(skipna=False)]
-    formats = ["{:.0f}".format] * 2 + ["{:,.0f}".format, "{:.2f}".format]
-    text = table.to_string(formatters=formats, na_rep="speed unknown")
+    text = table.astype(dict.fromkeys(table.columns[:3], int)).round(2).to_string(na_rep="speed unknown")
     return "\n".join([text, *lost, "An estimate, of training alone, one run after another here. Nothing was trained."])
 
 
@@ -146,7 +128,10 @@ def run(wanted: dict[Path, dict], profile: str) -> int:
         try:
             execute(notebook, folder, values)
         except (PapermillExecutionError, OSError, ValueError, RuntimeError) as error:  # the next can still succeed
-            status, why = _said(error)
+            status, why = "FAILED", f"{type(error).__name__}: {error}"
+            if isinstance(error, PapermillExecutionError):
+                status = "left out" if error.ename == kept.NotKept.__name__ else status
+                why = f"{error.ename}: {' '.join(error.evalue.split())[:200]} (cell In [{error.exec_count}])"
         written = " ".join(sorted(file.name for file in folder.glob("*.csv") if file.stat().st_mtime >= start))
         new, minutes = len(kept.read(profile)) - before, f"{(time.time() - start) / 60:.1f}"
         rows.append((notebook.stem, status, new, minutes, why or written))
@@ -155,30 +140,18 @@ def run(wanted: dict[Path, dict], profile: str) -> int:
     return int((table["status"] == "FAILED").any())
 
 
-def _said(error: Exception) -> tuple[str, str]:
-    """What became of a notebook that raised this, and why, in a line."""
-    if not isinstance(error, PapermillExecutionError):
-        return "FAILED", f"{type(error).__name__}: {error}"
-    if error.ename == kept.NotKept.__name__:
-        return "left out", error.evalue
-    trace = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error.traceback))
-    line = next(iter(re.findall(r"^-+> \d+ (.*)", trace, re.MULTILINE)), "")  # a bare assertion's says more
-    return "FAILED", f"{error.ename}: {' '.join((error.evalue or line).split())[:200]} (cell In [{error.exec_count}])"
-
-
 def execute(notebook: Path, folder: Path, values: dict) -> None:
     """Execute a notebook into `folder`; where a cell fails, what there is so far is `<name>.failed.ipynb`."""
     target, failed = folder / notebook.name, folder / f"{notebook.stem}.failed.ipynb"
     logging.getLogger("papermill").setLevel(logging.CRITICAL)  # it warns of its own deprecations
-    options = {"kernel_name": "python3", "cwd": paths.NOTEBOOKS, "progress_bar": False, "log_output": False}
+    options = {"kernel_name": "python3", "cwd": paths.NOTEBOOKS, "progress_bar": False, "extra_arguments": QUIET}
     with (
         paths.written_whole(target) as temporary,
         warnings.catch_warnings(action="ignore"),
         open(folder / "run.log", "a", encoding="utf-8") as log,
     ):
-        options |= {"stderr_file": Relay(log), "extra_arguments": QUIET}
         try:
-            executed = papermill.execute_notebook(notebook, temporary, values, **options)
+            executed = papermill.execute_notebook(notebook, temporary, values, stderr_file=Relay(log), **options)
         except Exception as error:
             if temporary.is_file() and getattr(error, "ename", "") != kept.NotKept.__name__:
                 temporary.replace(failed)
@@ -191,21 +164,18 @@ class Relay:
     """What a kernel writes to stderr, to ours and to a log: as it is on a terminal, else redrawn lines once in 30 s."""
 
     def __init__(self, log: TextIO, seconds: float = 30):
-        self.log, self.seconds, self.last, self.line = log, seconds, -seconds, ""
+        self.log, self.seconds, self.last, self.begun = log, seconds, -seconds, ""
 
     def write(self, text: str) -> None:
         terminal = sys.stderr.isatty()
         if terminal:
             sys.stderr.write(text)
-        for piece in re.findall(r"[^\r\n]*[\r\n]|[^\r\n]+$", text):
-            self.line += piece
-            if piece[-1] not in "\r\n":
-                continue
-            line, self.line = self.line.strip(), ""
-            if line and (piece[-1] == "\n" or time.monotonic() - self.last >= self.seconds):
+        *pieces, self.begun = re.split("(?<=[\r\n])", self.begun + text)
+        for piece in pieces:
+            if piece.strip() and (piece[-1] == "\n" or time.monotonic() - self.last >= self.seconds):
                 self.last = time.monotonic()
                 for file in [self.log] if terminal else [self.log, sys.stderr]:
-                    print(line, file=file, flush=True)
+                    print(piece.strip(), file=file, flush=True)
 
     def flush(self) -> None:
         sys.stderr.flush()
@@ -228,16 +198,13 @@ def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
                     first["text"] += output.text
                     continue
             elif figure := output.get("data", {}).get("image/png"):
-                small = (
-                    Image.open(BytesIO(base64.b64decode(figure))).convert("RGB").quantize(256)
-                )  # a third of the bytes
-                small.save(file := BytesIO(), "PNG", optimize=True)
+                small = Image.open(BytesIO(base64.b64decode(figure))).convert("RGB").quantize(256)
+                small.save(file := BytesIO(), "PNG", optimize=True)  # a third of the bytes
                 output["data"]["image/png"] = base64.b64encode(file.getvalue()).decode()
             outputs.append(output)
         for stream in streams.values():
-            lines = stream["text"].replace("\x1b[A", "\r").replace(f"{paths.ROOT}{os.sep}", "").split("\n")
-            text = "\n".join(line for line in lines if "\r" not in line)  # progress is drawn over
-            stream["text"] = CELL.sub("a cell", text) if text.strip() else ""
+            text = REDRAWN.sub("", stream["text"]).replace(f"{paths.ROOT}{os.sep}", "")
+            stream["text"] = CELL.sub("a cell", text) * bool(text.strip())
         if cell.cell_type == "code":
             cell["outputs"] = [output for output in outputs if output.output_type != "stream" or output.text]
     return notebook

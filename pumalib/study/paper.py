@@ -1,28 +1,36 @@
-"""What the paper prints: its tables, and its numbers of parameters counted again.
+"""What the paper prints: its tables, its numbers of parameters counted again, and its claims, judged.
+`data/paper/table<n>.csv` transcribes Tables 1 to 12 as printed, "Ours" as "PUMA"; what is unreadable is empty, or
+restored: Table 1's counts from the datasets (`source`), the check marks of Table 3 (`marks`) from the parameters.
+Claims (claims.yaml) say that rows are above others: by kept runs all of a claim's paired differences must be above zero
+to support it, one below zero (after Bonferroni) contradicts it; Holm's correction runs over the testable claims."""
 
-`data/paper/table<n>.csv` transcribes Tables 1 to 12 (percentages as printed; empty where the print is unreadable;
-the authors' "Ours" is "PUMA").  In our copy Table 1 is damaged: its counts are restored from the datasets' own
-files (`source`: counted there, or quoted) and what is readable stands in `printed_*`.  Table 3's check marks are
-damaged too: rows with `marks` "restored" are told by their numbers of parameters.
-"""
-
+import fnmatch
 import functools
+import math
+from collections import ChainMap
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 import torch
+import yaml
 
-from .. import config, paths
+from .. import config, data, evaluation, paths
 from ..models import build, count_parameters
+from . import kept
 
 DATASETS = ("cub", "cars", "sop", "inshop", "nabirds", "dogs", "flowers", "aircraft")
 LARGE = ("sop", "inshop")  # "large-scale datasets such as SOP and In-Shop", Sec. 5.1
 OVERALL = ("unified", "harmonic")
 SETTINGS = ("params_train_m", "params_total_m", "dim")  # the columns of numbers that are no accuracies
 SCALES = ("ViT-S/16 128", "ViT-S/16 512", "ViT-B/16 128")  # Table 4
-# The paper's name of a loss: ours.
-LOSSES = {"Triplet": "triplet", "Margin": "margin", "MS": "ms", "SupCon": "supcon", "SoftTriple": "softtriple"}
-LOSSES |= {"CosFace": "cosface", "ArcFace": "arcface", "Hyp": "hyp"}
-LOSSES |= {"PA": "proxyanchor", "ProxyNCA++": "proxynca++", "CurricularFace": "curricularface"}
+# The paper's name of a loss: ours, with the settings of the authors' code where it departs from the loss's own authors.
+LOSSES = {"Triplet": {"loss": "triplet"}, "Margin": {"loss": "margin"}, "MS": {"loss": "ms"}}
+LOSSES |= {"SupCon": {"loss": "hyp", "loss_settings": {"c": 0, "temperature": 0.1, "variant": "code"}}}
+LOSSES |= {"ProxyNCA++": {"loss": "proxynca++", "loss_settings": {"variant": "code"}}, "PA": {"loss": "proxyanchor"}}
+LOSSES |= {"Hyp": {"loss": "hyp", "loss_settings": {"temperature": 0.1, "variant": "code"}}}
+LOSSES |= {name: {"loss": name.lower()} for name in ("SoftTriple", "CosFace", "ArcFace", "CurricularFace")}
 # The paper's name of a row: ours, where it is not a loss's, which in Tables 2 and 4 means full fine-tuning.
 METHODS = {"Linear Emb.": "linear", "MLP-3 Emb.": "mlp3", "VPT": "vpt", "LoRA": "lora", "AdaptFormer": "adaptformer"}
 METHODS |= {"PUMA": "puma", "PUMA + LoRA": "puma+lora", "PUMA + Stochastic LoRA": "puma+lora-stochastic"}
@@ -47,9 +55,7 @@ def comparable(printed: pd.DataFrame, datasets) -> pd.DataFrame:
 
 def inconsistent(number: int) -> pd.DataFrame:
     """Rows of Table `number` whose printed harmonic mean is not that of the printed columns, to their rounding.
-
-    Columns: `column` (harmonic, or one per metric in Table 12), `printed`, `recomputed`.
-    """
+    Columns: `column` (harmonic, or one per metric in Table 12), `printed`, `recomputed`."""
     printed, found = table(number), []
     for column in [name for name in printed if name.startswith("harmonic") and not name.endswith("_change")]:
         parts = [dataset + column.removeprefix("harmonic") for dataset in DATASETS]
@@ -66,12 +72,8 @@ def _harmonic(values: pd.DataFrame) -> pd.Series:
 
 
 def parameters() -> pd.DataFrame:
-    """Trainable and total parameters of each row of Tables 2, 3, 4, 6 and 7, counted from models, beside the paper's.
-
-    Columns: `table`, `row` (as in `table`), `method`, `backbone`, `dim`, `adapter_layers`, `models` (eight for a
-    specific model per dataset), `trainable`, `total` (of all `models`), `paper_trainable_m`, `paper_total_m` (millions;
-    empty where not printed), `agrees` (to the paper's rounding).
-    """
+    """Trainable and total parameters of each row of Tables 2, 3, 4, 6 and 7, counted from `models` (eight for a model
+    per dataset), beside the paper's, `paper_*_m` in millions, empty where not printed; `agrees`: to its rounding."""
     rows = []
     for number in (2, 3, 4, 6, 7):
         for row, printed in table(number).astype(object).iterrows():
@@ -82,7 +84,8 @@ def parameters() -> pd.DataFrame:
             models = len(DATASETS) if printed.get("group") == "specific" else 1
             ours = [models * count for count in _count(method, backbone, dim, layers)]
             paper = [printed.get(name) for name in SETTINGS[:2]]
-            agrees = all(p is None or _rounds_to(n, p) for n, p in zip(ours, paper, strict=True))
+            digits = [10 ** -len(str(number).partition(".")[2]) for number in paper]  # of the print
+            agrees = all(p is None or abs(n / 1e6 - p) <= d / 2 for n, p, d in zip(ours, paper, digits, strict=True))
             rows.append((number, row, method, backbone, dim, layers, models, *ours, *paper, agrees))
     columns = ["table", "row", "method", "backbone", "dim", "adapter_layers", "models"]
     columns += ["trainable", "total", "paper_trainable_m", "paper_total_m", "agrees"]
@@ -96,6 +99,139 @@ def _count(method: str, backbone: str, dim: int, layers: str) -> tuple[int, int]
         return count_parameters(build(chosen, backbone, dim, pretrained=False))
 
 
-def _rounds_to(count: int, printed: float) -> bool:
-    digits = len(str(printed).partition(".")[2])
-    return abs(count / 1e6 - printed) <= 0.5 * 10**-digits
+CLAIMS = yaml.safe_load((paths.PAPER / "claims.yaml").read_text(encoding="utf-8"))
+# What the notebooks save, by the paper's table or figure; rows are named as the paper names them.
+FILES = {2: "main_results", 3: "components", 4: "backbones", 5: "puma_with_losses", 6: "backbones"}
+FILES |= {7: "adaptation_methods", 8: "memory", 9: "specific_vs_universal", 10: "standard_benchmarks"}
+FILES |= {"8 and 5": "memory", "fig6": "few_shot", "fig7": "ablations"}
+FROZEN, FULL = "frozen", "universal CurricularFace"
+
+
+class NotTestable(LookupError):
+    """A table, row or column that a claim needs is missing, or cannot answer."""
+
+
+@dataclass(frozen=True)
+class Print:
+    """The paper's tables; a difference is above zero or not, to rounding."""
+
+    tables: Mapping[int, pd.DataFrame]
+
+    def gains(self, table, ours: list[str], theirs: list[str], by: float) -> pd.DataFrame:
+        rows = self.tables[table].select_dtypes("number").drop(columns=list(SETTINGS), errors="ignore")
+        datasets = rows.columns.intersection(DATASETS)
+        rows["large"] = rows[datasets.intersection(LARGE)].mean(axis=1, skipna=False)
+        rows["small"] = rows[datasets.difference(LARGE)].mean(axis=1, skipna=False)
+        rows["small - large"] = rows["small"] - rows["large"]
+        value = rows.loc[ours].mean(skipna=False) - rows.loc[theirs].mean(skipna=False)
+        above = (value <= max(0, by - ROUNDING)).astype(float).where(value.notna())
+        return pd.DataFrame({"value": value, "low": np.nan, "high": np.nan, "above": above, "below": 1 - above})
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Kept runs: per table the runs of each row; a difference has p-values, in points of R@1."""
+
+    profile: str
+    tables: Mapping[int | str, Mapping[str, list[str]]]
+    large: list[str]
+
+    def gains(self, table, ours: list[str], theirs: list[str], by: float) -> pd.DataFrame:
+        rows = ChainMap(self.tables[table], *self.tables.values())  # its own first: Table 10 has other datasets
+        if FROZEN in rows and table not in (4, 6):  # these have other backbones
+            if FULL in rows and self._gain(rows, [FULL], [FROZEN]).at["harmonic", "low"] <= 0:
+                raise NotTestable("full fine-tuning is not above the frozen backbone: nothing here could show a gain")
+            for row in {*ours, *theirs} - {FROZEN}:
+                if self._gain(rows, [row], [FROZEN]).at["harmonic", "high"] < 0:
+                    raise NotTestable(f"{row} collapsed: it ends below the frozen backbone")
+        return self._gain(rows, ours, theirs)
+
+    def _gain(self, rows, ours: list[str], theirs: list[str]) -> pd.DataFrame:
+        sides = (tuple(tuple(rows[row]) for row in side) for side in (ours, theirs))
+        gains = _difference(*sides, self.profile, tuple(self.large))
+        return gains.assign(**{name: 100 * gains[name] for name in ("value", "low", "high")})
+
+
+_difference = functools.lru_cache(4096)(kept.difference)  # claims share their comparisons
+
+
+def scorecard(profile: config.Profile, about: Collection | None = None) -> pd.DataFrame:
+    """Every claim, or those `about` some tables, by name: `section`, `claim`, `table`, `print`, `here` and `why`.
+    `print` is holds, fails, or not printed.  `here` is supported, contradicted, undecided, or not testable: a row is
+    missing, has one seed or collapsed below the frozen backbone, or full fine-tuning is not above that."""
+    large = list(data.load(profile.data).train["dataset"].value_counts().index[:2])
+    prints, runs = Print(printed()), Runs(profile.name, saved(profile.name), large)
+    columns, lines, tests = ["name", "section", "claim", "table", "print", "here", "why"], [], {}
+    for claim in CLAIMS:
+        above, below, why = evidence(claim, runs)
+        if above is not None:
+            tests[claim["name"]] = above, below
+        said = {None: "not printed", 0.0: "holds", 1.0: "fails"}[evidence(claim, prints)[0]]
+        table = claim["above"][0]["table"]
+        lines.append((claim["name"], claim["section"], claim["text"], table, said, "not testable", why))
+    table = pd.DataFrame(lines, columns=columns).set_index("name")
+    chances = evaluation.holm({name: min(1.0, 2 * min(test)) for name, test in tests.items()})
+    for name, (above, below) in tests.items():
+        sure = "supported" if above < below else "contradicted"
+        table.loc[name, "here"] = sure if chances[name] < 0.05 else "undecided"
+    return table[table["table"].isin(about or list(table["table"]))]
+
+
+def printed() -> dict[int | str, pd.DataFrame]:
+    """The paper's tables with accuracies, and Tables 8 and 5 as one."""
+    tables = {number: table(number) for number in range(2, 13)}
+    both = pd.concat([tables[8], tables[5]])
+    return tables | {"8 and 5": both[~both.index.duplicated()]}
+
+
+def saved(profile: str) -> dict[int | str, dict[str, list[str]]]:
+    """The runs of each row of each table that a notebook saved, by the table's number."""
+    files = {number: paths.RESULTS / profile / f"{name}.csv" for number, name in FILES.items()}
+    tables = {number: pd.read_csv(file).groupby("row", sort=False) for number, file in files.items() if file.is_file()}
+    return {number: rows["runs"].first().str.split().to_dict() for number, rows in tables.items()}
+
+
+def evidence(claim: dict, source: Print | Runs) -> tuple[float | None, float | None, str]:
+    """p-values of a claim, against "not above" and "not below", and its weakest comparison; or None, None and why not."""
+    try:
+        found = [gains for one in claim["above"] for gains in _comparisons(one, source)]
+    except NotTestable as missing:
+        return None, None, str(missing)
+    table = pd.concat(found).rename_axis("column").reset_index()
+    needed = math.ceil(claim["above"][0].get("share", 1) * len(table))
+    fatal = len(table) - needed + 1  # so many below zero refute it
+    above, below = table["above"].nlargest(fatal).iloc[-1], table["below"].nsmallest(fatal).iloc[-1] * needed
+    weakest = table.sort_values(["above", "value"], ascending=[False, True]).iloc[0]
+    limits = f" [{weakest['low']:+.1f}, {weakest['high']:+.1f}]" if np.isfinite(weakest["low"]) else ""
+    said = f"{weakest['pair']}, {weakest['column']}: {weakest['value']:+.1f}{limits}"
+    return float(above), float(min(1, below)), said + f"; the weakest of {len(table)}" * (len(table) > 1)
+
+
+def _comparisons(one: dict, source: Print | Runs) -> Iterator[pd.DataFrame]:
+    """The gains of each winner over each rival, a line per column."""
+    if one["table"] not in source.tables:
+        raise NotTestable(f"table {one['table']}")
+    names = list(getattr(source.tables[one["table"]], "index", source.tables[one["table"]]))
+    ours, theirs = _rows(one["winners"], names), _rows(one["rivals"], names)
+    if len(ours[0]) > 1 and len(theirs[0]) > 1:  # two means: of the losses that both have
+        both = {row.split()[-1] for row in ours[0]} & {row.split()[-1] for row in theirs[0]}
+        ours, theirs = ([[row for row in side[0] if row.split()[-1] in both]] for side in (ours, theirs))
+    for mine, other in ((mine, other) for mine in ours for other in theirs if other not in ours):
+        gains = source.gains(one["table"], mine, other, one.get("by", 0))
+        columns = one.get("columns", OVERALL)
+        columns = [name for name in gains.index if name not in evaluation.OVERALL] if columns == "each" else columns
+        if lost := [name for name in columns if name not in gains.index or np.isnan(gains.at[name, "above"])]:
+            raise NotTestable(f"{mine[0]} over {other[0]}: no {lost[0]}, or one seed")
+        pair = (rows[0] if len(rows) == 1 else f"the mean of {len(rows)}" for rows in (mine, other))
+        yield gains.loc[list(columns)].assign(pair=" over ".join(pair))
+
+
+def _rows(patterns: list[str], names: list[str]) -> list[list[str]]:
+    """The rows that patterns name, each a group of its own; "mean of A, B" is one group."""
+    found = []
+    for pattern in patterns:
+        rows = [name for part in pattern.removeprefix("mean of ").split(", ") for name in fnmatch.filter(names, part)]
+        if not rows:
+            raise NotTestable(f"no row {pattern!r}")
+        found += [rows] if pattern.startswith("mean of ") else [[row] for row in rows]
+    return found

@@ -1,14 +1,8 @@
 """Rows of a table to results: each run is trained once, kept under the name of what it is, and shared by all notebooks.
-
-results = run_all({"PUMA": profile.run("puma"), "Linear": profile.run("linear")}, profile)
-results.wide("R@1")          # a row per name, a column per dataset
-results.save("quickstart")   # results/<profile>/quickstart.csv
-"""
-
-from __future__ import annotations
+`run_all({"PUMA": profile.run("puma"), "Linear": profile.run("linear")}, profile).wide("R@1")` is a first table."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -25,8 +19,6 @@ from ..training import run_folder
 from . import kept, paper
 
 METRICS = [f"R@{k}" for k in evaluation.KS] + ["RP", "MAP@R"]
-
-
 # Of one method and loss, each trained on another dataset: each is judged on its own, their mean on all (Sec. 5.2).
 Ensemble = tuple[Run, ...]
 
@@ -38,14 +30,11 @@ def specific(run: Run) -> Ensemble:
     return tuple(replace(run, data=replace(run.data, datasets=(name,))) for name in names)
 
 
-def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[str] = ()) -> Results:
+def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[str] = ()) -> "Results":
     """Train what is not yet kept of every row, once per seed of the profile, and collect the results.
-
-    Rows named in `side` are run with `profile.side_seeds`.  A kept run is taken as it is, an unfinished one resumed;
-    of two processes that want the same run, one trains it and the other waits.  Runs are trained here one after
-    another, `profile.jobs` at a time, or by the workers of the Dask scheduler at `profile.dask`.  `kept.NotKept` is
-    raised where runs are missing and `profile.train` is False.
-    """
+    Rows named in `side` are run with `profile.side_seeds`.  A kept run is taken as it is, an unfinished one resumed; of
+    two processes that want one run, one trains it and the other waits.  `profile.jobs` are trained at a time here, or
+    by the workers of `profile.dask`; where runs are missing and `profile.train` is False, raises `kept.NotKept`."""
     names, runs, ensembles = _named(rows, profile, side, kept.run_name)
     done = kept.read(profile.name)
     missing = {kept.folder(name, profile.name): run for name, run in runs.items() if name not in done}
@@ -54,8 +43,8 @@ def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collecti
     if missing and (profile.dask or profile.jobs > 1):
         from . import cluster  # Dask takes a second to import
 
+        jobs = {folder.name: (run.to_json(), str(folder)) for folder, run in missing.items()}
         with nullcontext(profile.dask) if profile.dask else cluster.local(profile.jobs) as address:
-            jobs = {folder.name: (run.to_json(), str(folder)) for folder, run in missing.items()}
             cluster.each(_train_for, jobs, address, next(iter(missing)).parent)
     else:
         for number, (folder, run) in enumerate(missing.items(), 1):
@@ -113,8 +102,8 @@ def _average(name: str, members: list[str], profile: str) -> None:
     record = {"name": name, "members": members, "environment": records[0]["environment"]}
     record["parameters"] = {key: sum(r["parameters"][key] for r in records) for key in ("trainable", "total")}
     record |= {"seconds": sum(r["seconds"] for r in records), "images_per_second": None, "log": []}
-    record |= {"table": scores.table().reset_index(names="dataset").to_dict("records"), **scores.packed()}
-    kept.add(record, profile)
+    table = scores.table().reset_index(names="dataset").to_dict("records")
+    kept.add({**record, "table": table, **scores.packed()}, profile)
 
 
 def loss_of(run: Run) -> losses.base.Loss:
@@ -123,11 +112,7 @@ def loss_of(run: Run) -> losses.base.Loss:
 
 
 def model(name: str, profile: str, train: bool = False) -> models.saved.Embedder:
-    """The trained model of a kept run.
-
-    Where only its numbers were kept, as in a fresh clone, it is trained again if `train` (its numbers stay), else a
-    FileNotFoundError says so.
-    """
+    """The trained model of a kept run; if only its numbers were kept, trained again if `train`, else FileNotFoundError."""
     folder, run = kept.folder(name, profile), kept.run_of(name, profile)
     if not (folder / kept.MODEL).is_file():
         if not train:
@@ -152,14 +137,10 @@ def embed(name: str, profile: str, rows: pd.DataFrame, data: Data | None = None,
 
 @dataclass(frozen=True)
 class Results:
-    """Kept runs of some rows.
-
-    `tidy` has a line per row, dataset and metric: value (mean over seeds, fraction), low, high (95%), sd over seeds,
-    seeds, runs (names), profile, device.
-    """
+    """Kept runs of some rows."""
 
     profile: str
-    tidy: pd.DataFrame
+    tidy: pd.DataFrame  # per row, dataset, metric: value (mean of seeds), low, high, sd, seeds, runs, profile, device
     parameters: pd.DataFrame  # per row: trainable and total, numbers of parameters; seconds of training per run
     names: dict[str, list[str]]  # per row the name of each seed's run
 
@@ -170,10 +151,7 @@ class Results:
 
     def beside(self, printed: pd.DataFrame) -> pd.DataFrame:
         """R@1 in percent: each dataset, then unified and harmonic with intervals, what is printed, and the difference.
-
-        `printed` is `paper.table(n)`, whose row names ours are; only unified and harmonic stand beside theirs unless
-        all datasets are the paper's.
-        """
+        `printed` is `paper.table(n)` with our row names; its datasets stand beside ours only where all are the paper's."""
         value, low, high = (100 * self.wide("R@1", part) for part in ("value", "low", "high"))
         table = value.drop(columns=list(paper.OVERALL)).round(1)
         printed = paper.comparable(printed, table.columns).reindex(value.index)
@@ -186,14 +164,12 @@ class Results:
         return table
 
     def difference(self, row: str, other: str) -> pd.DataFrame:
-        """R@1 of `row` minus `other` per dataset, by `evaluation.paired_difference` of the seeds that both have."""
+        """R@1 of `row` minus `other` per dataset, by `evaluation.paired_difference`."""
         return kept.difference([self.names[row]], [self.names[other]], self.profile)
 
     def differences(self, pairs: Iterable[tuple[str, str]], printed: pd.DataFrame, columns=paper.OVERALL):
         """R@1 of the first of each pair minus the second in points: as printed, and here with interval and p-value.
-
-        Pairs of rows that were not run are left out; a p-value needs two seeds (`evaluation.paired_difference`).
-        """
+        Pairs of rows that were not run are left out; a p-value needs two seeds (`evaluation.paired_difference`)."""
         lines = []
         for row, other in (pair for pair in pairs if set(pair) <= set(self.names)):
             gains, both = self.difference(row, other), {row, other} <= set(printed.index)
@@ -206,8 +182,7 @@ class Results:
 
     def save(self, name: str) -> Path:
         """Write the tidy table to `results/<profile>/<name>.csv`."""
-        file = paths.RESULTS / self.profile / f"{name}.csv"
-        with paths.written_whole(file) as temporary:
+        with paths.written_whole(file := paths.RESULTS / self.profile / f"{name}.csv") as temporary:
             self.tidy.to_csv(temporary, index=False, float_format="%.6f")
         return file
 
@@ -230,11 +205,8 @@ def collect(names: Mapping[str, list[str]], profile: str | Path) -> Results:
 
 
 def agreement(results: Results) -> pd.DataFrame:
-    """How far runs that are kept in another profile too came out alike: those of the study, trained again here.
-
-    By row, run and other profile: R@1 in percent, `unified` and `harmonic`, here and `there`; `equal hits`, the share of
-    queries with equal R@1; and `verdict`: "agrees" where both are within 0.2 points, as far as rounding drifts.
-    """
+    """How far runs that are kept in another profile too came out alike: R@1 in percent here and there, the share of
+    queries with equal R@1, and "agrees" where unified and harmonic are within 0.2 points, as far as rounding drifts."""
     found, columns = [], ["unified", "unified, there", "harmonic", "harmonic, there", "equal hits", "verdict"]
     homes = {file.parent for root in (paths.RESULTS, paths.ROOT / "results") for file in root.glob("*/kept.jsonl")}
     ours = paths.RESULTS / results.profile
@@ -250,16 +222,12 @@ def agreement(results: Results) -> pd.DataFrame:
 
 def plan(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[str] = ()) -> pd.DataFrame:
     """What `run_all` would train, and how long it would take; trains nothing and needs no data of "paper".
-
-    By name of each run: `method`, `images` (training images x epochs), `kept` and `hours`, by the median speed of kept
-    runs of the same method, backbone and kind of device; NaN where there are none.
-    """
+    By run: `method`, `images` (x epochs), `kept` and `hours`, by the median speed of kept runs alike, else NaN."""
 
     def name_of(run: Run) -> str:
-        try:
+        with suppress(ValueError, OSError):  # its images or weights may not be there yet
             return kept.run_name(run)
-        except (ValueError, OSError):  # its images or weights are not there yet
-            return run_folder.name(run, "unknown", "unknown")
+        return run_folder.name(run, "unknown", "unknown")
 
     known, done = kept.runs(), kept.read(profile.name)
     known = known[known["device"] == training.device_name(training.choose_device(profile.training.device))]

@@ -1,8 +1,5 @@
 """Training: `train(run, folder)` fills a run's folder, can be killed anywhere, and goes on where it was.
-
-All randomness of a step comes from (seed, epoch, step): a resumed run draws what an uninterrupted one draws.  Under
-torchrun several processes go through the same steps (`parallel`), and the first one alone writes and evaluates.
-"""
+All randomness of a step comes from (seed, epoch, step).  Under torchrun the first process alone writes and evaluates."""
 
 import json
 import math
@@ -48,11 +45,9 @@ class Reached:
 
 def train(run: Run, folder: Path, position: str = "", live: bool | None = None) -> Path:
     """Train and evaluate `run`, or go on where `folder` left off, and return `folder`; a finished one is only read.
-
-    It leaves `run.json`, `environment.json`, `log.csv`, `model.safetensors` (what was trained) and, written last,
+    It leaves `run.json`, `log.csv`, `model.safetensors` (what was trained) and, written last, the record of all in
     `metrics.json`.  Where others may want the same run, hold `run_folder.lock(folder)`.  `position` is such as "run 3
-    of 9"; for `live` see `progress`.  Raises NonFiniteLoss or, where the folder cannot be written, OSError.
-    """
+    of 9"; for `live` see `progress`.  Raises NonFiniteLoss or, where the folder cannot be written, OSError."""
     if (folder / FINISHED).is_file():
         return folder
     with progress(position, folder.name, live=live) as say:
@@ -61,10 +56,6 @@ def train(run: Run, folder: Path, position: str = "", live: bool | None = None) 
         automatic = "bfloat16" if device.type == "cuda" else "float32"
         precision = automatic if recipe.precision == "auto" else recipe.precision
         benchmark = data.load(run.data, run.seed)
-        if benchmark.pixels is None and len(benchmark.test) < 20_000:  # within a minute, not after days of training
-            say("decoding the test images")
-            for error in batches.unreadable(replace(benchmark, images=benchmark.test)).values():
-                raise error
         # Proxies are numbered 0..C-1 over the training classes, whatever labels the table gives them.
         classes, labels = np.unique(benchmark.train["label"].to_numpy(), return_inverse=True)
         torch.manual_seed(run.seed)
@@ -72,11 +63,14 @@ def train(run: Run, folder: Path, position: str = "", live: bool | None = None) 
         options = {"image_size": run.data.image_size, "normalise": loss.normalised_input}
         model = models.build(run.method, run.backbone, run.dim, pretrained=run.pretrained, **options)
         if parallel.first():
+            if benchmark.pixels is None and len(benchmark.test) < 20_000:  # within a minute, not after days of training
+                say("decoding the test images")
+                for error in batches.unreadable(replace(benchmark, images=benchmark.test)).values():
+                    raise error
             run_folder.make(folder)
             weights = models.backbones.state_digest(model.backbone.state_dict())
             environment = machine(device, precision) | {"data": benchmark.digest(), "weights": weights}
             write_text(folder / "run.json", run.to_json())
-            write_text(folder / "environment.json", json.dumps(environment, indent=2))
         model, loss = model.to(device).train(), loss.to(device).train()
         model.recompute = recipe.recompute
 
@@ -87,7 +81,7 @@ def train(run: Run, folder: Path, position: str = "", live: bool | None = None) 
             optimizer = make_optimizer(model, loss, recipe)
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             at = resume(folder, model, loss, optimizer)
-        view, saved = batches.train_view(run.data, *models.backbones.normalisation(model.backbone)), time.monotonic()
+        view, saved = batches.view(run.data, *models.backbones.normalisation(model.backbone), True), time.monotonic()
         while at.epoch < recipe.epochs:
             if loss.batches == "classes":
                 sizes = max(2, recipe.batch_size // recipe.images_per_class), recipe.images_per_class
@@ -111,7 +105,6 @@ def train(run: Run, folder: Path, position: str = "", live: bool | None = None) 
                 if recipe.clip_value:
                     nn.utils.clip_grad_value_(parameters, recipe.clip_value)
                 optimizer.step()
-
                 at.loss, at.step = at.loss + value, at.step + 1
                 at.seconds, clock = at.seconds + time.monotonic() - clock, time.monotonic()
                 mean, speed = at.loss / at.step, at.step * len(images) * parallel.size() / at.seconds
@@ -139,8 +132,9 @@ def train(run: Run, folder: Path, position: str = "", live: bool | None = None) 
         seconds, speed = sum(row["seconds"] for row in at.log), at.log[-1]["images_per_second"] if at.log else None
         parameters = dict(zip(("trainable", "total"), models.count_parameters(model)))
         table = scores.table().reset_index(names="dataset").round(8).to_dict("records")
-        metrics = {"parameters": parameters, "seconds": seconds, "images_per_second": speed, "table": table}
-        write_text(folder / FINISHED, json.dumps(metrics | scores.packed()))
+        record = {"run": asdict(run), "environment": environment, "log": at.log, "parameters": parameters}
+        record |= {"seconds": seconds, "images_per_second": speed, "table": table, **scores.packed()}
+        write_text(folder / FINISHED, json.dumps(record))
         for name in CHECKPOINTS:
             (folder / name).unlink(missing_ok=True)
         say(f"finished, trained in {timedelta(0, round(seconds))}")
@@ -149,10 +143,8 @@ def train(run: Run, folder: Path, position: str = "", live: bool | None = None) 
 
 def embed(model, benchmark, rows: pd.DataFrame, settings, *, device="cpu", workers: int = 0, prompt_weights=False):
     """Embeddings (n, dim) float32 of rows of a benchmark, by the test view of `settings`, a `config.Data`.
-
-    With `prompt_weights`, of a model with a prompt pool, these and the weights (n, M) of its prompts.
-    """
-    view = batches.test_view(settings, *models.backbones.normalisation(model.backbone))
+    With `prompt_weights`, of a model with a prompt pool, these and the weights (n, M) of its prompts."""
+    view = batches.view(settings, *models.backbones.normalisation(model.backbone))
     plan = batches.Plan(batches.ordered_batches(len(rows), 256), workers=workers, device=device)
     model = model.eval()
     with torch.inference_mode():
@@ -258,9 +250,7 @@ def machine(device: torch.device, precision: str) -> dict:
 @contextmanager
 def progress(*about: str, live: bool | None = None):
     """Gives `say(*parts)`: `about` and `parts` are a line on stderr at the start, at the end and, by a thread, between.
-
-    It is drawn again each second if `live` (None: on a terminal or in a notebook), else printed every 30 seconds.
-    """
+    It is drawn again each second if `live` (None: on a terminal or in a notebook), else printed every 30 seconds."""
     if live is None:
         live = sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel")
     said, width, over = ["starting"], 0, threading.Event()

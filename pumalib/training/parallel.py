@@ -1,8 +1,6 @@
 """One batch in parts: processes side by side (`torchrun -m pumalib train`), and micro-batches one after another.
-
 Every process embeds an equal part of each batch and computes the loss of the whole batch from the embeddings of
-all; it carries the gradient of its own part back through the network, and the sum over processes is that of one.
-"""
+all; it carries the gradient of its own part back through the network, and the sum over processes is that of one."""
 
 import os
 from datetime import timedelta
@@ -76,12 +74,10 @@ def check(model: nn.Module, micro_batch: int) -> None:
 
 def backward(model, loss, images, targets, gates, micro_batch: int = 0, precision: str = "float32") -> float:
     """The loss of one batch, its gradients left in `model` and `loss`, the same in all processes.
-
     `images` (b, 3, H, W) and `targets` (b,) are this process's part, `gates` those of the whole batch.  `micro_batch`
     images at a time pass the network, twice: for the embeddings alone, then to carry on the gradient with respect to
-    them (Gao et al., "Scaling deep contrastive learning batch size under memory limited setup", 2021): still that of
-    the whole batch.  `precision` "bfloat16" is autocast for the network; losses compute in float32 in any case.
-    """
+    them (Gao et al., "Scaling deep contrastive learning batch size under memory limited setup", 2021).  `precision`
+    "bfloat16" is autocast for the network; losses compute in float32."""
     count, start, step = len(images), rank() * len(images), micro_batch or len(images)
 
     def embed(at: int) -> Tensor:

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pandas as pd
 import psutil
 from filelock import FileLock
 
@@ -49,21 +48,11 @@ def write_text(file: Path, text: str) -> None:
 
 
 def read_record(folder: Path) -> dict:
-    """A finished run: `environment`, `run`, `metrics`, and `log`, a dict per epoch.
-
-    Raises a ValueError that names a missing or damaged file, and the remedy.
-    """
-    record, file = {}, folder
+    """What a finished run has written; a ValueError names a missing or damaged file, and the remedy."""
     try:
-        for file in (folder / f"{part}.json" for part in ("environment", "metrics", "run")):
-            record[file.stem] = json.loads(file.read_text(encoding="utf-8"))
+        record = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
         Run.from_dict(record["run"])
-        file = folder / FINISHED
-        if lacking := {"table", "hits", "classes"} - record["metrics"].keys():
-            raise ValueError(f"it lacks {min(lacking)}")
-        file = folder / "log.csv"
-        record["log"] = pd.read_csv(file).to_dict("records") if file.is_file() else []
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         remedy = f"remove the folder {paths.shown(folder)}: where the run is needed it is trained again"
-        raise ValueError(f"{paths.shown(file)} is damaged or missing ({error}); {remedy}") from error
+        raise ValueError(f"{paths.shown(folder / FINISHED)} is damaged or missing ({error}); {remedy}") from error
     return record
