@@ -264,7 +264,6 @@ def _unknown(name: str, known: Iterable[str], kind: str = "setting") -> str:
 
 
 def _changed(value, changes: Mapping, where: str):
-    """`value` with some fields replaced."""
     return _checked(where, type(value), vars(value) | changes)
 
 

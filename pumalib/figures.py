@@ -214,7 +214,6 @@ def retrieval_grid(benchmark: Benchmark, queries: Sequence[int], found: Mapping[
 
 
 def _figure(rows: int, columns: int, width: float, height: float, extra: float = 0) -> tuple[Figure, np.ndarray]:
-    """A figure of panels, each row of them `height` inches high."""
     figure, axes = plt.subplots(rows, columns, figsize=(width, rows * height + extra), squeeze=False)
     plt.close(figure)  # else a notebook shows it twice
     return figure, axes
@@ -234,7 +233,6 @@ def _finished(figure: Figure, axes: np.ndarray, title: str = "", **style) -> Fig
 
 
 def _of_metric(tidy: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The lines of `metric` in a tidy table, one per row and dataset, in percent."""
     table = tidy[tidy["metric"] == metric]
     if table.empty or table.duplicated(["row", "dataset"]).any():
         known = ", ".join(tidy["metric"].unique())

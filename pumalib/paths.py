@@ -1,9 +1,12 @@
 """Every folder of the project, whatever the current one: `PUMALIB_ROOT` moves all (where pumalib is installed away from
 its checkout), `PUMALIB_RESULTS` and `PUMALIB_CACHE` what is written."""
 
+import glob
 import os
 from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(os.environ.get("PUMALIB_ROOT", Path(__file__).resolve().parent.parent)).expanduser().resolve()
 NOTEBOOKS = ROOT / "notebooks"
@@ -25,6 +28,7 @@ def written_whole(path: Path):
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        sweep(path.parent, glob.escape(path.name))
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
@@ -32,6 +36,14 @@ def written_whole(path: Path):
         raise OSError(error.errno, f"cannot write {path}: {error.strerror or error}; {remedy}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sweep(folder: Path, name: str = "*") -> None:
+    """Remove what dead processes left of `written_whole` in a folder."""
+    for left in folder.glob(f".{name}.*.tmp"):
+        process = left.name.split(".")[-2]
+        if process.isdecimal() and not psutil.pid_exists(int(process)):
+            left.unlink(missing_ok=True)
 
 
 def shown(path: Path) -> str:

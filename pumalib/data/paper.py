@@ -82,7 +82,6 @@ def _inshop(folder: Path) -> Iterator[tuple]:
 
 
 def _dogs(folder: Path) -> Iterator[tuple]:
-    """Stanford Dogs: file_list.mat and Images/."""
     images, labels = (_matlab(folder / "file_list.mat", name) for name in ("file_list", "labels"))
     for path, label in zip(images, labels.tolist(), strict=True):
         yield f"Images/{path}", label, str(path).split("/")[0]

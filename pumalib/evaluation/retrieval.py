@@ -1,10 +1,8 @@
 """Retrieval accuracy as tables: Recall@k, R-Precision and MAP@R, per dataset, unified and harmonic.
 For a query with R relevant items (same dataset and same class, the query's own image excluded):
-
     R@k    1 if one of the k nearest is relevant (Sec. 5.1)
     RP     relevant items among the R nearest, divided by R
     MAP@R  1/R times the sum over i <= R of precision@i x [the i-th nearest is relevant]
-
 RP and MAP@R as in Musgrave et al., "A Metric Learning Reality Check", ECCV 2020.  A query without a relevant item is
 left out and counted.  The query is removed by its row: a duplicate of it stays in the gallery."""
 
@@ -120,7 +118,6 @@ def neighbours(embeddings, images, queries, k=7, within_dataset=True, *, distanc
 
 
 def _prepared(embeddings, images: pd.DataFrame, distance, device) -> Tensor:
-    """Checked (n, D) float64 embeddings on `device`; unit length for "cosine"."""
     check_known("distance", [] if callable(distance) else [distance], ("cosine", "a function"))
     check_known("split", images["split"].unique(), ("test", "query", "gallery"))
     embeddings = embeddings.detach() if isinstance(embeddings, Tensor) else torch.tensor(np.asarray(embeddings))

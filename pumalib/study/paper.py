@@ -208,7 +208,6 @@ def evidence(claim: dict, source: Print | Runs) -> tuple[float | None, float | N
 
 
 def _comparisons(one: dict, source: Print | Runs) -> Iterator[pd.DataFrame]:
-    """The gains of each winner over each rival, a line per column."""
     if one["table"] not in source.tables:
         raise NotTestable(f"table {one['table']}")
     names = list(getattr(source.tables[one["table"]], "index", source.tables[one["table"]]))

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import psutil
 from filelock import FileLock
 
 from .. import paths
@@ -30,10 +29,7 @@ def make(folder: Path) -> None:
     except OSError as error:
         remedy = "name another place with PUMALIB_RESULTS=<folder>"
         raise OSError(error.errno, f"cannot make {folder}: {error.strerror}; {remedy}") from error
-    for left in folder.glob(".*.tmp"):  # .<name>.<process>.tmp of paths.written_whole
-        process = left.name.split(".")[-2]
-        if process.isdecimal() and not psutil.pid_exists(int(process)):
-            left.unlink(missing_ok=True)
+    paths.sweep(folder)
 
 
 def lock(folder: Path) -> FileLock:
