@@ -20,7 +20,6 @@ CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def _refused(wrong: Callable[[Any], bool], message: str) -> Callable:
-    """A validator that refuses the values for which `wrong` is true."""
 
     def check(value):
         if wrong(value):

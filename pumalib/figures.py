@@ -241,7 +241,6 @@ def _of_metric(tidy: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def _dots(axis, x, rows: pd.DataFrame, label: str, look: tuple[str, str], joined: bool = False) -> None:
-    """Values with their intervals, or a line with a band; one without an interval stands alone, PUMA's are on top."""
     style = {"color": look[0], "label": label} | ({"markersize": 9, "zorder": 3} if look[1] in "*_" else {"zorder": 2})
     if joined:
         axis.plot(x, rows["value"], marker=look[1], markevery=-(-len(rows) // 8), **style)

@@ -141,11 +141,11 @@ def test_agreement_with_another_profile(results, trained, tmp_path, monkeypatch)
     name = results.names["PUMA"][0]
     record = copy.deepcopy(kept.read("study")[name])
     record["table"][-1]["R@1"] += 0.003
-    kept.remove(name, "study")
-    kept.add(record, "study")
-    found = study.agreement(results)
-    assert found["verdict"].value_counts().to_dict() == {"agrees": 3, "DIFFERS": 1}
-    assert found.loc[("PUMA", name), "verdict"] == "DIFFERS"
+    other = {key: evaluation.pack(1 - hits) for key, hits in kept.hits(name, "study").items()}
+    for hits, verdict in ((record["hits"], "drifted"), (other, "DIFFERS")):
+        kept._put(name, None, "study")
+        kept.add(record | {"hits": hits}, "study")
+        assert study.agreement(results).loc[("PUMA", name), "verdict"] == verdict
 
 
 def test_verdicts_and_printed_numbers_beside(results):

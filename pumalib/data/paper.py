@@ -41,7 +41,6 @@ def _named(label, names: list[str] | np.ndarray, file: Path) -> tuple[int, str]:
 
 
 def _birds(folder: Path) -> Iterator[tuple]:
-    """CUB-200-2011 and NABirds: three files, joined by their keys."""
     files = "images.txt", "image_class_labels.txt", "classes.txt"
     images, labels, names = (dict(_records(folder / file, 2)) for file in files)
     if odd := images.keys() ^ labels.keys():
@@ -97,7 +96,6 @@ def _flowers(folder: Path) -> Iterator[tuple]:
 
 
 def _aircraft(folder: Path) -> Iterator[tuple]:
-    """FGVC-Aircraft: classes are variants, sorted by name."""
     for part in ("trainval", "test"):
         for image, name in _records(folder / "data" / f"images_variant_{part}.txt", 2):
             yield f"data/images/{image}.jpg", name, name

@@ -144,14 +144,16 @@ def execute(notebook: Path, folder: Path, values: dict) -> None:
     """Execute a notebook into `folder`; where a cell fails, what there is so far is `<name>.failed.ipynb`."""
     target, failed = folder / notebook.name, folder / f"{notebook.stem}.failed.ipynb"
     logging.getLogger("papermill").setLevel(logging.CRITICAL)  # it warns of its own deprecations
-    options = {"kernel_name": "python3", "cwd": paths.NOTEBOOKS, "progress_bar": False, "extra_arguments": QUIET}
+    options = {"kernel_name": "python3", "cwd": paths.NOTEBOOKS, "progress_bar": False, "stdout_file": sys.stdout}
     with (
         paths.written_whole(target) as temporary,
         warnings.catch_warnings(action="ignore"),
         open(folder / "run.log", "a", encoding="utf-8") as log,
     ):
         try:
-            executed = papermill.execute_notebook(notebook, temporary, values, stderr_file=Relay(log), **options)
+            executed = papermill.execute_notebook(
+                notebook, temporary, values, stderr_file=Relay(log), extra_arguments=QUIET, **options
+            )
         except Exception as error:
             if temporary.is_file() and getattr(error, "ename", "") != kept.NotKept.__name__:
                 temporary.replace(failed)

@@ -78,7 +78,6 @@ def _train(run: Run, folder: Path, position: str = "", live: bool | None = None)
 
 
 def _train_for(text: str, folder: str) -> None:
-    """Runs on a worker: refuse what would not give the client's numbers, then train."""
     run, name = Run.from_json(text), Path(folder).name
     if (mine := kept.run_name(run)) != name:
         said = "its pumalib, datasets or weights are not the client's; share checkout and datasets, or make them equal"
@@ -205,8 +204,8 @@ def collect(names: Mapping[str, list[str]], profile: str | Path) -> Results:
 
 
 def agreement(results: Results) -> pd.DataFrame:
-    """How far runs that are kept in another profile too came out alike: R@1 in percent here and there, the share of
-    queries with equal R@1, and "agrees" where unified and harmonic are within 0.2 points, as far as rounding drifts."""
+    """How runs that are kept in another profile too came out: R@1 in percent, the share of queries with equal R@1, and
+    "agrees" (unified and harmonic within 0.2 points), "drifted" (no difference in pairs: rounding grew) or "DIFFERS"."""
     found, columns = [], ["unified", "unified, there", "harmonic", "harmonic, there", "equal hits", "verdict"]
     homes = {file.parent for root in (paths.RESULTS, paths.ROOT / "results") for file in root.glob("*/kept.jsonl")}
     ours = paths.RESULTS / results.profile
@@ -214,8 +213,11 @@ def agreement(results: Results) -> pd.DataFrame:
     for (row, name), home in product(names, sorted(homes - {ours})):
         if name in kept.read(home):
             r1 = [100 * collect({row: [name]}, place).wide().loc[row, list(paper.OVERALL)] for place in (ours, home)]
-            equal = np.mean(kept.hits(name, ours)["unified"] == kept.hits(name, home)["unified"])
-            verdict = "agrees" if np.abs(r1[0] - r1[1]).max() <= 0.2 else "DIFFERS"
+            hits = [kept.hits(name, place) for place in (ours, home)]
+            gain = evaluation.paired_difference(hits[:1], hits[1:], kept.classes(name, ours)).loc[list(paper.OVERALL)]
+            chance = "drifted" if ((gain["low"] <= 0) & (gain["high"] >= 0)).all() else "DIFFERS"
+            verdict = "agrees" if np.abs(r1[0] - r1[1]).max() <= 0.2 else chance
+            equal = np.mean(hits[0]["unified"] == hits[1]["unified"])
             found.append((row, name, home.name, *np.stack(r1, axis=1).ravel(), equal, verdict))
     return pd.DataFrame(found, columns=["row", "name", "other profile", *columns]).set_index(["row", "name"])
 
