@@ -34,7 +34,7 @@ _ordered = AfterValidator(_refused(lambda pair: pair[0] > pair[1], "the first nu
 _distinct = AfterValidator(_refused(lambda some: not some or len(set(some)) < len(some), "give one or more, each once"))
 Count = Annotated[int, _number, Field(ge=0, le=10**9)]
 Positive = Annotated[int, _number, Field(ge=1, le=10**6)]
-Number = Annotated[float, _number]
+Number = Annotated[float, _number, Field(allow_inf_nan=False)]
 Amount = Annotated[Number, Field(ge=0)]
 Rate = Annotated[Number, Field(gt=0)]
 Share = Annotated[Number, Field(ge=0, le=1)]
@@ -47,6 +47,9 @@ class Data:
 
     benchmark: Literal["mini", "folders", "paper"] = "mini"
     root: str | None = None  # folder of the datasets, absolute or relative to the project; not used by "mini"
+    split: str | None = (
+        None  # CSV of path,split that says which images of "folders" are used, in place of root/split.csv
+    )
     datasets: Annotated[tuple[str, ...], _distinct] | None = None  # only these datasets; None = all
     image_size: Annotated[Positive, Field(ge=8, le=4096)] = 224  # pixels, height and width of the network's input
     crop_scale: Annotated[tuple[Rate, Share], _ordered] = (0.2, 1.0)  # area share of the training crop (authors' code)
@@ -166,12 +169,12 @@ class Run:
 
     @classmethod
     def from_dict(cls, content: Mapping) -> "Run":
-        return _checked("run", cls, content)
+        return checked("run", cls, content)
 
     def identity(self, data_digest: str, weights_digest: str) -> str:
         """A hash of what can change the numbers: settings and the contents of data and weights, not their place."""
         content = asdict(self) | {"pretrained": weights_digest, "data_digest": data_digest, "numbers": NUMBERS}
-        del content["data"]["root"]
+        del content["data"]["root"], content["data"]["split"]
         for key in PLACES:
             del content["training"][key]
         return short_hash(content)
@@ -234,7 +237,7 @@ def profile(name: str, **changes) -> Profile:
         raise ValueError(f"{file.name} is no YAML: {' '.join(str(error).split())}") from None
     if type(content) is not dict:
         raise ValueError(f"{file.name}: a profile is a mapping of settings, not {type(content).__name__}")
-    read = _checked(file.name, Profile, {"name": file.stem, **content})
+    read = checked(file.name, Profile, {"name": file.stem, **content})
     where, changes = f"profile {read.name!r}", {key: value for key, value in changes.items() if value is not None}
     if unknown := [key for key in changes if key not in overridable()]:
         raise ValueError(f"{where}: {_unknown(unknown[0], overridable())}")
@@ -263,10 +266,10 @@ def _unknown(name: str, known: Iterable[str], kind: str = "setting") -> str:
 
 
 def _changed(value, changes: Mapping, where: str):
-    return _checked(where, type(value), vars(value) | changes)
+    return checked(where, type(value), vars(value) | changes)
 
 
-def _checked(where: str, cls, content):
+def checked(where: str, cls, content):
     """`content` as a `cls`, or pydantic's complaint as one line that names field, value and what is allowed."""
     try:
         return TypeAdapter(cls).validate_python(content)

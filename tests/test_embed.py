@@ -108,6 +108,7 @@ REFUSED = {
     r"image 0 is uint8 \(9, 9\);": GOOD[..., 0],
     r"image 0 is uint8 \(0, 9, 3\);": GOOD[:0],
     "image 1 is NoneType": [GOOD, None],
+    "image 0 is int": 5,
 }
 
 
@@ -119,8 +120,9 @@ def test_what_is_no_image_is_refused_by_position(embed, message):
 
 
 def test_other_refusals(embed, photo, tmp_path):
-    with pytest.raises(ValueError, match="batch_size = 0; it must be at least 1"):
-        embed(photo, 0)
+    for size in (0, 2.5, "8"):
+        with pytest.raises(ValueError, match=f"batch_size = {size!r}; it must be a whole number of at least 1"):
+            embed(photo, size)
     (tmp_path / "no.jpg").write_bytes(b"no image")
     for name in ("no.jpg", "missing.jpg"):
         with pytest.raises(ValueError, match=f"{name}: cannot be read as an image"):

@@ -109,6 +109,13 @@ def test_bad_rows_are_named_with_file_and_line(root, text, message):
         data.read("folders", root, ["cars"])
 
 
+def test_a_split_file_elsewhere_chooses_images(root, tmp_path):
+    rows = [f"cars/{name}/{i}.png,{'train' if name in 'wx' else 'test'}" for name in "wxyz" for i in range(2)]
+    (file := tmp_path / "some.csv").write_text("\n".join(["path,split", *rows]))
+    few = data.load(config.Data(benchmark="folders", root=str(root), split=str(file), datasets=("cars",)))
+    assert [f"{path},{split}" for path, split in zip(few.images.path, few.images.split)] == rows
+
+
 def test_loaded_as_a_run_asks_for_it(root):
     settings = {"benchmark": "folders", "root": str(root)}
     whole = data.load(config.Data(**settings))

@@ -50,7 +50,7 @@ def log1p_exp(*z):
         ("margin", {"variant": "all", "beta": 0.5}, ((FAR - 0.3) * 2 + (0.7 - NEAR)) / 3),
         ("ms", {}, (log1p_exp(-0.2) / 2 + log1p_exp(15) / 50) / 3),  # only anchor 1 has hard pairs
         ("ms", {"variant": "code"}, (log1p_exp(-0.2) / 2 + log1p_exp(15) / 50) / 3),  # one negative to draw
-        ("ms", {"epsilon": None}, (log1p_exp(-0.2) + (log1p_exp(-25) + log1p_exp(15) + log1p_exp(-25, 15)) / 50) / 3),
+        ("ms", {"epsilon": 3}, (log1p_exp(-0.2) + (log1p_exp(-25) + log1p_exp(15) + log1p_exp(-25, 15)) / 50) / 3),
         ("supcon", {}, (log1p_exp(-6) + log1p_exp(2)) / 2),
         ("hyp", {"c": 0}, (log1p_exp(-3) + log1p_exp(1)) / 2),
         ("hyp", {"c": 0, "variant": "code"}, (log1p_exp(-3) + log1p_exp(1)) / 4),
@@ -117,7 +117,7 @@ VARIANTS = [
     *(("direction", {"miner": miner}) for miner in ("all", "semihard", "random")),
     *(("direction", {"loss": loss}) for loss in ("ms", "proxynca")),
     *(("margin", {"variant": variant}) for variant in ("all", "code")),
-    *(("ms", {"variant": "code"}), ("ms", {"epsilon": None})),
+    *(("ms", {"variant": "code"}), ("ms", {"epsilon": 3})),
     *(("hyp", {"c": 0}), ("hyp", {"c": 10, "variant": "code"}), ("curricularface", {"variant": "code"})),
     *(("softtriple", {"tau": 0.2}), ("softtriple", {"gamma": 1e-3}), ("proxyanchor", {"alpha": 1000})),
     *(("xbm", {"loss": loss, "size": 40, "warmup": 1}) for loss in ("triplet", "margin", "supcon", "hyp")),
@@ -248,6 +248,10 @@ def test_bad_input(x, labels, message):
         ("xbm", {"loss": "ms", "epsilom": 1}, "unknown 'epsilom' of MultiSimilarity"),
         ("direction", {"loss": "supcon"}, "unknown 'direction' of SupCon"),
         ("proxygml", {"ratio": 1.5}, "ratio must lie"),
+        ("curricularface", {"margin": "x"}, "margin = 'x': it should be a valid number"),
+        ("triplet", {"margin": math.nan}, "margin = nan: it should be"),
+        ("softtriple", {"centers": 2.5}, "centers = 2.5: it should be a valid integer"),
+        ("cosface", {"scale": -3}, "scale = -3: it should be greater than or equal to 0"),
     ],
 )
 def test_bad_names(name, hyper, message):

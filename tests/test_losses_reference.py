@@ -53,7 +53,7 @@ CASES = {
     "npair": ({}, pml.NPairsLoss(distance=PRODUCT, **LENGTHS)),
     "margin code": ({"variant": "code"}, mined(pml.MarginLoss(), SIMILAR)),
     "ms": ({}, mined(pml.MultiSimilarityLoss(), SIMILAR)),
-    "ms all": ({"epsilon": None}, pml.MultiSimilarityLoss()),
+    "ms all": ({"epsilon": 3}, pml.MultiSimilarityLoss()),
     "supcon": ({}, pml.SupConLoss()),
     "hyp": ({"c": 0}, pml.NTXentLoss(0.2)),
     "proxynca++": ({}, pml.ProxyNCALoss(C, D, softmax_scale=9)),

@@ -20,7 +20,8 @@ def load(settings: config.Data, seed: int = 0) -> Benchmark:
 
 @lru_cache(maxsize=16)
 def _load(settings: config.Data, seed: int) -> Benchmark:
-    benchmark = read(settings.benchmark, settings.root and paths.resolve(settings.root), settings.datasets)
+    root, split = (place and paths.resolve(place) for place in (settings.root, settings.split))
+    benchmark = read(settings.benchmark, root, settings.datasets, split=split)
     if settings.drop_unreadable:
         benchmark = batches.drop_unreadable(benchmark)
     if settings.prepared:
@@ -33,10 +34,11 @@ def _load(settings: config.Data, seed: int) -> Benchmark:
     return benchmark
 
 
-def read(benchmark: str, root: str | Path | None = None, datasets: list[str] | None = None, strict=True) -> Benchmark:
-    """The table of "mini", "folders" or "paper", or of some of its datasets, as it is on disk; ValueError if it is bad.
-    Without `strict`, datasets of "paper" that are incomplete are used as they are, with a warning."""
-    readers = {"mini": mini.load, "folders": folders.load, "paper": partial(paper.load, strict=strict)}
+def read(benchmark: str, root: str | Path | None = None, datasets=None, strict=True, split=None) -> Benchmark:
+    """The table of "mini", "folders" (`split` as of `folders.load`) or "paper", or of some of its datasets, as on disk.
+    ValueError: it is bad.  Without `strict`, datasets of "paper" that are incomplete are used, with a warning."""
+    readers = {"mini": mini.load, "folders": partial(folders.load, split=split)}
+    readers["paper"] = partial(paper.load, strict=strict)
     check_known("benchmark", [benchmark], readers)
     if benchmark != "mini" and root is None:
         raise ValueError(f"benchmark {benchmark!r} needs root=, the folder that holds its datasets")

@@ -1,6 +1,7 @@
 """Bring your own: `root/<dataset>/<class>/*.jpg`; the first half (rounded up) of a dataset's sorted classes is train.
 A file `root/split.csv` says otherwise of every class (columns `dataset,class_name,split`: train or test) or every
-image (`path,split`: train, test, query or gallery; the path is relative to root) of the datasets that are loaded."""
+image (`path,split`: train, test, query or gallery; the path is relative to root) of the datasets that are loaded.  A
+file elsewhere that a run names (`Data.split`) chooses too: images that it does not name are left out."""
 
 import os
 from pathlib import Path
@@ -13,8 +14,9 @@ from .table import COLUMNS, SPLITS, Benchmark, check_known
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
 
 
-def load(root: str | Path, datasets: list[str] | None = None) -> Benchmark:
-    """The datasets under `root` (None: all), images sorted by class and name; ValueError names what is empty or bad."""
+def load(root: str | Path, datasets: list[str] | None = None, split: str | Path | None = None) -> Benchmark:
+    """The datasets under `root` (None: all), images sorted by class and name; ValueError names what is empty or bad.
+    `split` is a file like `root/split.csv`, in its place, of those images alone that are to be used."""
     root = Path(root).expanduser()
     found = _names(root, "dataset folder")
     check_known("dataset", datasets or [], found)
@@ -25,11 +27,13 @@ def load(root: str | Path, datasets: list[str] | None = None) -> Benchmark:
         for file in _names(root / dataset / name, "image")
     ]
     images = pd.DataFrame(rows, columns=["path", "class_name", "dataset"])
+    if chosen := split or (root / "split.csv").is_file():
+        images["split"] = _split_from(Path(split or root / "split.csv"), images, found, root, split is not None)
+        images = images.dropna().reset_index(drop=True)
     images["label"] = images.groupby(["dataset", "class_name"], sort=False).ngroup()
-    labels = images.groupby("dataset")["label"]
-    images["split"] = np.where(labels.rank("dense") <= (labels.transform("nunique") + 1) // 2, "train", "test")
-    if (file := root / "split.csv").is_file():
-        images["split"] = _split_from(file, images, found)
+    if not chosen:
+        labels = images.groupby("dataset")["label"]
+        images["split"] = np.where(labels.rank("dense") <= (labels.transform("nunique") + 1) // 2, "train", "test")
     return Benchmark("folders", images[COLUMNS], root=root)
 
 
@@ -48,11 +52,11 @@ def _names(folder: Path, what: str) -> list[str]:
     return names
 
 
-def _split_from(file: Path, images: pd.DataFrame, found: list[str]) -> pd.Series:
+def _split_from(file: Path, images: pd.DataFrame, found: list[str], root: Path, chooses: bool) -> pd.Series:
     try:
         rows = pd.read_csv(file, dtype=str, keep_default_na=False, encoding="utf-8-sig", skip_blank_lines=False)
-    except ValueError as error:  # pandas' own are ValueErrors
-        raise ValueError(f"{file}: not a UTF-8 CSV file ({error})") from None
+    except (ValueError, OSError) as error:  # pandas' own are ValueErrors
+        raise ValueError(f"{file}: no file of UTF-8 CSV ({error})") from None
     by_class = set(rows) == {"dataset", "class_name", "split"}
     if not by_class and set(rows) != {"path", "split"}:
         raise ValueError(f"{file}: columns {list(rows)}; expected dataset,class_name,split or path,split")
@@ -63,13 +67,13 @@ def _split_from(file: Path, images: pd.DataFrame, found: list[str]) -> pd.Series
     given = given[~given.str.split("/").str[0].isin({*found} - {*images["dataset"]})]  # the others are not loaded
     split = rows["split"][given.index]
     problems = {
-        f"no such {what} under {file.parent}": ~given.isin(keys),
+        f"no such {what} under {root}": ~given.isin(keys),
         f"the split of a {what} must be one of {', '.join(allowed)}": ~split.isin(allowed),
         f"this {what} was given before": given.duplicated(),
     }
     for problem, wrong in problems.items():
         for line in given.index[wrong]:
             raise ValueError(f"{file}, line {line}: {given[line]},{split[line]}: {problem}")
-    for left in keys[~keys.isin(given)]:
+    for left in () if chooses else keys[~keys.isin(given)]:
         raise ValueError(f"{file}: no split for {what} {left!r}; add rows or move out what is not meant")
     return keys.map(dict(zip(given, split)))

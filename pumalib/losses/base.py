@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..config import Amount, Count, checked
+
 
 class Loss(nn.Module):
     """A loss `compute(x, labels)`; `class Some(Loss, margin=0.1, variant=("paper", "code"))` has these hyperparameters.
@@ -22,10 +24,13 @@ class Loss(nn.Module):
         if unknown := [key for key in hyper if key not in self.hyper]:
             raise ValueError(f"unknown {unknown[0]!r} of {type(self).__name__}; known: {', '.join(self.hyper)}")
         for key, default in self.hyper.items():
-            names = default if isinstance(default, tuple) else [hyper.get(key, default)]
-            setattr(self, key, hyper.get(key, names[0]))
-            if getattr(self, key) not in names:
-                raise ValueError(f"unknown {key} {hyper[key]!r}; known: {', '.join(names)}")
+            names = default if isinstance(default, tuple) else ()
+            value = hyper.get(key, names[0] if names else default)
+            if names and value not in names:
+                raise ValueError(f"unknown {key} {value!r}; known: {', '.join(names)}")
+            if isinstance(default, (int, float)):
+                value = checked(f"{key} = {value!r}", Count if isinstance(default, int) else Amount, value)
+            setattr(self, key, value)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """A scalar, in float32 (float64 if the input or a parameter is), whatever the autocast state.

@@ -92,7 +92,7 @@ class Margin(PairLoss, margin=0.2, beta=1.2, variant=("paper", "code", "all")):
 
 class MultiSimilarity(PairLoss, alpha=2.0, beta=50.0, base=0.5, epsilon=0.1, variant=("paper", "code"), direction=0.0):
     """Mean over anchors of log(1 + sum_p exp(-alpha (s - base))) / alpha + log(1 + sum_n exp(beta (s - base))) / beta.
-    On `hard_pairs`, all for `epsilon` None, `margin`'s for "code" (Wang, CVPR 2019); kappa of the hardest positive."""
+    On `hard_pairs`, all for an `epsilon` above 2, `margin`'s for "code" (Wang, CVPR 2019); kappa of the hardest positive."""
 
     def pairs(self, a, b, positive, negative):
         s = a @ b.T
@@ -104,7 +104,7 @@ class MultiSimilarity(PairLoss, alpha=2.0, beta=50.0, base=0.5, epsilon=0.1, var
             anchor, p, n = sample(distance_weights(euclidean(a, b), negative, self.dim), positive)
             positive, negative = torch.zeros_like(positive), torch.zeros_like(negative)
             positive[anchor, p] = negative[anchor, n] = True
-        elif self.epsilon is not None:
+        elif self.epsilon <= 2:
             positive, negative = hard_pairs(s, positive, negative, self.epsilon)
         pull = log_one_plus_sum_exp(-self.alpha * pull, positive) / self.alpha
         push = log_one_plus_sum_exp(self.beta * push, negative) / self.beta

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -76,12 +77,13 @@ class Embedder:
         self.model, self.run = model, run
         self.view = batches.view(run.data, *backbones.normalisation(model.backbone))
 
-    def embed(self, images, batch_size: int = 64, progress: bool = False) -> np.ndarray:
+    def embed(self, images, batch_size: int = 64, progress: bool = True) -> np.ndarray:
         """Embeddings (n, dim) float32 of a file path, a PIL image, an (H, W, 3) uint8 array, or any iterable of these.
         A generator is read a batch at a time; an array of the network's size is not resized.  ValueError: no image."""
-        if batch_size < 1:
-            raise ValueError(f"batch_size = {batch_size}; it must be at least 1")
-        if isinstance(images, (str, os.PathLike, Image.Image)) or getattr(images, "ndim", 0) in (2, 3):
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size = {batch_size!r}; it must be a whole number of at least 1")
+        single = isinstance(images, (str, os.PathLike, Image.Image)) or getattr(images, "ndim", 0) in (2, 3)
+        if single or not isinstance(images, Iterable):
             images = [images]
         shown = tqdm(images, "embedding", unit="image", delay=1, disable=not progress)
         pixels = (batches.pixels(_decoded(image, i, self.view.upright), self.view) for i, image in enumerate(shown))

@@ -153,16 +153,15 @@ def runs(profile: str | None = None) -> pd.DataFrame:
         for name, kept in records.items():
             members = kept.get("members", ())
             line = {"name": name, "profile": home.name, "finished": True, "members": len(members)}
-            line |= {
-                row["dataset"]: 100 * row["R@1"] for row in kept["table"] if row["dataset"] in ("unified", "harmonic")
-            }
+            line |= {row["dataset"]: 100 * row["R@1"] for row in kept["table"][-2:]}  # unified and harmonic
             line |= {"trainable": kept["parameters"]["trainable"], "device": kept["environment"]["device"]}
             line |= {key: kept[key] for key in ("seconds", "images_per_second")}
             found.append(line | (records.get(members[0], {}) if members else kept).get("run", {}))
         for file in home.glob("runs/*/run.json"):
             if (name := file.parent.name) not in records:
-                settings = json.loads(file.read_text(encoding="utf-8"))
-                found.append({"name": name, "profile": home.name, "finished": False, **settings})
+                found.append({"name": name, "profile": home.name, "finished": False})
+                with suppress(ValueError):  # a damaged one is written again when its run goes on
+                    found[-1] |= json.loads(file.read_text(encoding="utf-8"))
     table = pd.json_normalize(found)
     table = table.reindex(columns=list(dict.fromkeys(["name", *ALWAYS, *table]))).astype({"images_per_second": float})
     return table.assign(method=table["method.name"], epochs=table["training.epochs"]).set_index("name")

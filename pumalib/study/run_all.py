@@ -40,6 +40,8 @@ def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collecti
     missing = {kept.folder(name, profile.name): run for name, run in runs.items() if name not in done}
     if missing and not profile.train:
         raise kept.NotKept(f"{len(missing)} of {len(runs)} runs are not kept")
+    for run in missing.values():
+        loss_of(run)  # a bad setting of the last run is refused before the first is trained
     if missing and (profile.dask or profile.jobs > 1):
         from . import cluster  # Dask takes a second to import
 
@@ -71,10 +73,10 @@ def _named(rows, profile: Profile, side: Collection[str], name_of: Callable[[Run
     return names, runs, ensembles
 
 
-def _train(run: Run, folder: Path, position: str = "", live: bool | None = None) -> None:
+def _train(run: Run, folder: Path, position: str = "") -> None:
     """`training.train` and keep the numbers, unless another process is at it: then wait, and take or finish its run."""
     with kept.held(folder):
-        training.train(run, folder, position, live)
+        training.train(run, folder, position)
 
 
 def _train_for(text: str, folder: str) -> None:
@@ -82,7 +84,7 @@ def _train_for(text: str, folder: str) -> None:
     if (mine := kept.run_name(run)) != name:
         said = "its pumalib, datasets or weights are not the client's; share checkout and datasets, or make them equal"
         raise RuntimeError(f"this worker would call this run {mine}: {said}, and restart the workers")
-    _train(run, Path(folder), live=False)
+    _train(run, Path(folder))
 
 
 def _average(name: str, members: list[str], profile: str) -> None:

@@ -6,11 +6,9 @@ import math
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import warnings
 import zipfile
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +18,7 @@ import pandas as pd
 import timm
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from .. import data, evaluation, losses, models, paths
 from ..config import Run, Training
@@ -43,14 +42,16 @@ class Reached:
     log: list = field(default_factory=list)
 
 
-def train(run: Run, folder: Path, position: str = "", live: bool | None = None) -> Path:
+def train(run: Run, folder: Path, position: str = "") -> Path:
     """Train and evaluate `run`, or go on where `folder` left off, and return `folder`; a finished one is only read.
     It leaves `run.json`, `log.csv`, `model.safetensors` (what was trained) and, written last, the record of all in
     `metrics.json`.  Where others may want the same run, hold `run_folder.lock(folder)`.  `position` is such as "run 3
-    of 9"; for `live` see `progress`.  Raises NonFiniteLoss or, where the folder cannot be written, OSError."""
+    of 9".  Raises NonFiniteLoss or, where the folder cannot be written, OSError."""
     if (folder / FINISHED).is_file():
         return folder
-    with progress(position, folder.name, live=live) as say:
+    often = sys.stderr.isatty() or "ipykernel" in sys.modules  # elsewhere stderr may be a file
+    about = {"desc": " · ".join(filter(None, (position, folder.name))), "mininterval": 1 if often else 30}
+    with tqdm(**about, unit="image", dynamic_ncols=True, disable=not parallel.first()) as bar:
         # ---- build
         recipe, device = run.training, choose_device(run.training.device)
         automatic = "bfloat16" if device.type == "cuda" else "float32"
@@ -64,7 +65,6 @@ def train(run: Run, folder: Path, position: str = "", live: bool | None = None) 
         model = models.build(run.method, run.backbone, run.dim, pretrained=run.pretrained, **options)
         if parallel.first():
             if benchmark.pixels is None and len(benchmark.test) < 20_000:  # within a minute, not after days of training
-                say("decoding the test images")
                 for error in batches.unreadable(replace(benchmark, images=benchmark.test)).values():
                     raise error
             run_folder.make(folder)
@@ -90,6 +90,10 @@ def train(run: Run, folder: Path, position: str = "", live: bool | None = None) 
                 chosen = batches.random_batches(len(labels), recipe.batch_size, run.seed, at.epoch)
             chosen = parallel.share(chosen)
             plan = batches.Plan(chosen, run.seed, at.epoch, at.step, parallel.rank(), recipe.workers, device)
+            if bar.total is None:
+                bar.total = recipe.epochs * sum(map(len, chosen)) * parallel.size()
+                bar.n = bar.initial = round(bar.total * (at.epoch + at.step / len(chosen)) / recipe.epochs)
+                bar.unpause()  # what went before is no training
             clock = time.monotonic()
             for images, rows in batches.batches(benchmark, benchmark.train, plan, view):
                 epoch, where = at.epoch + 1, f"epoch {at.epoch + 1}, batch {at.step + 1}"
@@ -108,8 +112,8 @@ def train(run: Run, folder: Path, position: str = "", live: bool | None = None) 
                 at.loss, at.step = at.loss + value, at.step + 1
                 at.seconds, clock = at.seconds + time.monotonic() - clock, time.monotonic()
                 mean, speed = at.loss / at.step, at.step * len(images) * parallel.size() / at.seconds
-                left = timedelta(0, round(at.seconds / at.step * (len(chosen) * (recipe.epochs - at.epoch) - at.step)))
-                say(f"epoch {epoch}/{recipe.epochs}", f"loss {mean:.3f}", f"{speed:.0f} images/s", f"{left} left")
+                bar.set_postfix_str(f"epoch {epoch}/{recipe.epochs}, loss {mean:.3f}", refresh=False)
+                bar.update(len(images) * parallel.size())
                 if at.step == len(chosen):
                     row = {"epoch": epoch, "loss": mean, "lr": lr, "images_per_second": speed, "seconds": at.seconds}
                     at = Reached(epoch, log=[*at.log, row])
@@ -122,7 +126,7 @@ def train(run: Run, folder: Path, position: str = "", live: bool | None = None) 
             return folder
 
         # ---- evaluate
-        say("evaluating")
+        bar.set_postfix_str("evaluating")
         embeddings = embed(model, benchmark, benchmark.test, run.data, device=device, workers=recipe.workers)
         require_finite(folder, "evaluation", "an embedding of a test image is not finite", embeddings)
         scores = evaluation.scores(embeddings, benchmark.test, evaluation.KS, distance=loss.metric, device=device)
@@ -137,7 +141,7 @@ def train(run: Run, folder: Path, position: str = "", live: bool | None = None) 
         write_text(folder / FINISHED, json.dumps(record))
         for name in CHECKPOINTS:
             (folder / name).unlink(missing_ok=True)
-        say(f"finished, trained in {timedelta(0, round(seconds))}")
+        bar.set_postfix_str(f"finished, trained in {timedelta(0, round(seconds))}")
     return folder
 
 
@@ -245,38 +249,3 @@ def machine(device: torch.device, precision: str) -> dict:
     versions = {"python": sys.version.split()[0]} | {m.__name__: m.__version__ for m in (torch, timm, np)}
     place = {"device": device_name(device), "processes": parallel.size(), "threads": torch.get_num_threads()}
     return versions | place | {"precision": precision, "revision": revision or None}
-
-
-@contextmanager
-def progress(*about: str, live: bool | None = None):
-    """Gives `say(*parts)`: `about` and `parts` are a line on stderr at the start, at the end and, by a thread, between.
-    It is drawn again each second if `live` (None: on a terminal or in a notebook), else printed every 30 seconds."""
-    if live is None:
-        live = sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel")
-    said, width, over = ["starting"], 0, threading.Event()
-
-    def say(*parts: str) -> None:
-        said[:] = parts
-
-    def write(end: str = "") -> None:
-        nonlocal width
-        line = " · ".join(part for part in (*about, *said) if part)
-        if live:
-            line = line[1 - shutil.get_terminal_size((200, 24)).columns :]  # the end tells most
-        if parallel.first():
-            print("\r" + line.ljust(width) + end if live else line + "\n", end="", file=sys.stderr, flush=True)
-        width = len(line)
-
-    def repeat() -> None:
-        while not over.wait(1 if live else 30):
-            write()
-
-    write()
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield say
-    finally:
-        over.set()
-        thread.join()
-        write("\n")
