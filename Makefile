@@ -1,7 +1,12 @@
 # For a new user: `make quickstart`, `make test`, `make study`.  All set up .venv themselves.
+# For a GPU: `make gpu`, again and again until it ends well (docs/photos.md).
 PYTHON ?= python3
 PROFILE ?= mini
 BIN := .venv/bin
+PHOTOS ?= photos
+GPU_PYTHON ?= $(BIN)/python
+GPU_STEP = timeout --signal=INT --kill-after=9 530 $(GPU_PYTHON)
+PHOTOS_RUN = $(or $(STEP),$(BIN)/python) -m pumalib run --profile $(PHOTOS) $(PHOTOS_FLAGS)
 
 quickstart: .venv/installed  ## train three models on this machine and compare them with the kept runs
 	$(BIN)/python -m pumalib run 00 --profile quickstart
@@ -14,6 +19,20 @@ test: .venv/installed  ## formatting, every test, and every notebook at its smok
 	$(BIN)/ruff check
 	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 600 tests notebooks
 
+photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/photos.md): 06, 03, 02, 12, 11; hours on a CPU
+	$(PHOTOS_RUN) 06 -p 'methods=[linear, full, puma, adapter-stochastic, adapter, prompt-pool, adaptformer]'
+	$(PHOTOS_RUN) 06 -p 'methods=[linear, mlp3, vpt, lora, lora-stochastic, adaptformer, prompt-pool, adapter, adapter-stochastic, puma, full]'
+	$(PHOTOS_RUN) 03
+	$(PHOTOS_RUN) 02 -p 'methods=[specific CurricularFace, universal CosFace, universal PA, universal MS, universal CurricularFace, Linear Emb., AdaptFormer, PUMA]'
+	$(PHOTOS_RUN) 12 -p 'ranks=[0, 128]' -p 'lengths=[0, 8]' -p 'pools=[20]'
+	$(PHOTOS_RUN) 11 -p 'shots=[1, 4, 16]'
+	$(PHOTOS_RUN) 17
+
+gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),.venv/installed)  ## on a GPU, in steps of 9 minutes: its tests, the speed, `photos`
+	$(GPU_STEP) -m pytest -q tests/test_evaluation.py tests/test_training.py tests/test_losses.py tests/test_models.py
+	test -f results/bench/training-cuda.csv || $(GPU_STEP) -m pumalib run 92 -p size=full -p device=cuda
+	$(MAKE) photos PHOTOS=photos-gpu STEP='$(GPU_STEP)'
+
 lab: .venv/installed  ## open JupyterLab
 	$(BIN)/jupyter lab notebooks
 
@@ -22,4 +41,4 @@ lab: .venv/installed  ## open JupyterLab
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements.txt
 	@touch $@
 
-.PHONY: quickstart study test lab
+.PHONY: quickstart study test photos gpu lab
