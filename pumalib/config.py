@@ -37,6 +37,7 @@ Positive = Annotated[int, _number, Field(ge=1, le=10**6)]
 Number = Annotated[float, _number, Field(allow_inf_nan=False)]
 Amount = Annotated[Number, Field(ge=0)]
 Rate = Annotated[Number, Field(gt=0)]
+Scale = Annotated[Rate, Field(le=1000)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Dimensions = Annotated[Positive, Field(le=65536)]
 
@@ -196,8 +197,8 @@ class Profile:
     dim: Dimensions = 128
     seeds: Annotated[tuple[Count, ...], _distinct] = (0,)
     side_seeds: tuple[Count, ...] = ()  # of the rows beside the headline ones (Table 3, Figs. 7 and 8); () = seeds
-    rank_scale: Rate = 1.0  # x the ranks of adapters and LoRA, which METHODS gives for a width of 384
-    prompt_scale: Rate = 1.0  # x the tokens of a prompt, 8 for 196 patches
+    rank_scale: Scale = 1.0  # x the ranks of adapters and LoRA, which METHODS gives for a width of 384
+    prompt_scale: Scale = 1.0  # x the tokens of a prompt, 8 for 196 patches
     training: Training = field(default_factory=Training)
     full: dict[str, Any] = field(default_factory=dict)  # settings of `training` when the backbone is tuned
     frozen: dict[str, Any] = field(default_factory=dict)  # settings of `training` when it is frozen
