@@ -2,6 +2,8 @@
 # For a GPU: `make gpu`, again and again until it ends well (docs/photos.md).
 PYTHON ?= python3
 PROFILE ?= mini
+RESULTS ?= results
+SITE ?= build/site
 BIN := .venv/bin
 PHOTOS ?= photos
 GPU_PYTHON ?= $(BIN)/python
@@ -18,6 +20,11 @@ test: .venv/installed  ## formatting, every test, and every notebook at its smok
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 600 tests notebooks
+
+site: .venv/installed  ## the executed notebooks of PROFILE as one searchable site: $(SITE)/_build/html/index.html
+	rm -rf $(SITE) && mkdir -p $(SITE)
+	cp docs/site/* $(filter-out %.failed.ipynb,$(wildcard $(RESULTS)/$(PROFILE)/[0-9]*.ipynb)) $(SITE)
+	$(BIN)/jupyter-book build --quiet $(SITE)
 
 photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/photos.md): 06, 03, 02, 12, 11; hours on a CPU
 	$(PHOTOS_RUN) 06 -p 'methods=[linear, full, puma, adapter-stochastic, adapter, prompt-pool, adaptformer]'
@@ -41,4 +48,4 @@ lab: .venv/installed  ## open JupyterLab
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements.txt
 	@touch $@
 
-.PHONY: quickstart study test photos gpu lab
+.PHONY: quickstart study test site photos gpu lab

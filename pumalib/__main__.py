@@ -4,6 +4,7 @@ import sys
 from contextlib import nullcontext
 
 import click
+import yaml
 from filelock import Timeout
 
 from . import config, paths, training
@@ -11,9 +12,23 @@ from .data import download
 from .study import kept, notebooks, paper
 from .training import parallel
 
+
+def assigned(context: click.Context, option: click.Parameter, pairs: tuple[str, ...]) -> dict:
+    """{"name": value} of "name=value", the values read as YAML."""
+    values = {}
+    for pair in pairs:
+        try:
+            name, text = pair.split("=", 1)
+            values[name] = yaml.safe_load(text)
+        except (ValueError, yaml.YAMLError):
+            raise click.BadParameter(f"{pair!r}: write name=value, the value in YAML") from None
+    return values
+
+
+pairs = {"multiple": True, "metavar": "NAME=VALUE", "callback": assigned}
 profile_option = click.option("--profile", default="smoke", show_default=True, help="its name, or a YAML file")
 only_option = click.option("--profile", help="only runs of this profile")
-values_option = click.option("-p", "values", multiple=True, metavar="NAME=VALUE", help="a change; the value in YAML")
+values_option = click.option("-p", "values", **pairs, help="a change; the value in YAML")
 
 
 @click.group()
@@ -32,7 +47,6 @@ def cli():
 @click.option("--kept", "only_kept", is_flag=True, help="train nothing: leave out notebooks with runs not yet kept")
 def run(names, profile, values, seeds, jobs, dask, plan, only_kept):
     """Execute notebooks (03 or 03_components; none: all but 9x); -p changes their parameters and the profile's fields."""
-    values = notebooks.assigned(values)
     if (seeds and "seeds" in values) or (jobs and dask):
         raise click.UsageError("give one of --seeds and -p seeds, one of --jobs and --dask")
     more = {"seeds": seeds and list(range(seeds)), "jobs": jobs, "dask": dask, "train": False if only_kept else None}
@@ -47,15 +61,15 @@ def run(names, profile, values, seeds, jobs, dask, plan, only_kept):
 @values_option
 @click.option("--loss", default="curricularface", show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("-s", "settings", multiple=True, metavar="NAME=VALUE", help="a setting of the method")
+@click.option("-s", "settings", **pairs, help="a setting of the method")
 def train(method, profile, values, loss, seed, settings):
     """Train one run where notebooks look for it, on several GPUs under torchrun, and print its folder and R@1.
     METHOD may be the name of a kept run, to train its model again.  Each process takes an equal part of a batch."""
-    profile = config.profile(profile, **notebooks.assigned(values))
+    profile = config.profile(profile, **values)
     if method in kept.read(profile.name):
         chosen, name = kept.run_of(method, profile.name), method
     else:
-        config.method(method, **(settings := notebooks.assigned(settings)))  # refuses what is no setting of a method
+        config.method(method, **settings)  # refuses what is no setting of a method
         chosen = profile.run(method, loss=loss, seed=seed, **settings)
         name = kept.run_name(chosen)
     folder = kept.folder(name, profile.name)

@@ -20,7 +20,6 @@ CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def _refused(wrong: Callable[[Any], bool], message: str) -> Callable:
-
     def check(value):
         if wrong(value):
             raise ValueError(message)
@@ -37,7 +36,6 @@ Positive = Annotated[int, _number, Field(ge=1, le=10**6)]
 Number = Annotated[float, _number, Field(allow_inf_nan=False)]
 Amount = Annotated[Number, Field(ge=0)]
 Rate = Annotated[Number, Field(gt=0)]
-Scale = Annotated[Rate, Field(le=1000)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Dimensions = Annotated[Positive, Field(le=65536)]
 
@@ -48,9 +46,7 @@ class Data:
 
     benchmark: Literal["mini", "folders", "paper"] = "mini"
     root: str | None = None  # folder of the datasets, absolute or relative to the project; not used by "mini"
-    split: str | None = (
-        None  # CSV of path,split that says which images of "folders" are used, in place of root/split.csv
-    )
+    split: str | None = None  # CSV of path,split in place of root/split.csv: "folders" takes those images alone
     datasets: Annotated[tuple[str, ...], _distinct] | None = None  # only these datasets; None = all
     image_size: Annotated[Positive, Field(ge=8, le=4096)] = 224  # pixels, height and width of the network's input
     crop_scale: Annotated[tuple[Rate, Share], _ordered] = (0.2, 1.0)  # area share of the training crop (authors' code)
@@ -197,8 +193,10 @@ class Profile:
     dim: Dimensions = 128
     seeds: Annotated[tuple[Count, ...], _distinct] = (0,)
     side_seeds: tuple[Count, ...] = ()  # of the rows beside the headline ones (Table 3, Figs. 7 and 8); () = seeds
-    rank_scale: Scale = 1.0  # x the ranks of adapters and LoRA, which METHODS gives for a width of 384
-    prompt_scale: Scale = 1.0  # x the tokens of a prompt, 8 for 196 patches
+    rank_scale: Annotated[Rate, Field(le=1000)] = (
+        1.0  # x the ranks of adapters and LoRA, which METHODS gives for a width of 384
+    )
+    prompt_scale: Annotated[Rate, Field(le=1000)] = 1.0  # x the tokens of a prompt, 8 for 196 patches
     training: Training = field(default_factory=Training)
     full: dict[str, Any] = field(default_factory=dict)  # settings of `training` when the backbone is tuned
     frozen: dict[str, Any] = field(default_factory=dict)  # settings of `training` when it is frozen

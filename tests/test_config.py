@@ -49,20 +49,9 @@ BAD = [
     ({"name": "../../evil"}, "name = '../../evil'"),
     ([1], "a profile is a mapping"),
 ]
-WRONG = {
-    "epochs": [2.5, True],
-    "seeds": [3, "012", [0, 0], []],
-    "datasets": ["birds", ["birds", "birds"]],
-    "crop_scale": [[1, 0.5], [0, 1]],
-    "lr": [float("nan"), "fast", 0],
-    "dim": [0, 10**9],
-    "clip_value": [-1],
-    "flip": ["perhaps"],
-    "micro_batch": [-4],
-    "device": ["gpu"],
-    "precision": ["float16"],
-    "image_size": [0],
-}
+WRONG = {"epochs": [2.5, True], "seeds": [3, "012", [0, 0], []], "datasets": ["birds", ["birds", "birds"]]}
+WRONG |= {"crop_scale": [[1, 0.5], [0, 1]], "lr": [float("nan"), "fast", 0], "dim": [0, 10**9], "clip_value": [-1]}
+WRONG |= {"flip": ["perhaps"], "micro_batch": [-4], "device": ["gpu"], "precision": ["float16"], "image_size": [0]}
 
 
 @pytest.mark.parametrize("content, message", BAD, ids=str)

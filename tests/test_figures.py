@@ -43,7 +43,7 @@ def test_a_figure_is_saved_whole_with_the_same_bytes_twice(benchmark, tmp_path):
         "grid": lambda: figures.retrieval_grid(benchmark, [0, 12], {"PUMA": np.array([[1, 13], [13, 0]])}),
         "map": lambda: figures.embedding_map(points),
         "heat": lambda: figures.heatmap(pd.DataFrame([[0.1, np.nan]], columns=[1, 2]), "weights", "mean", ".1f"),
-        "ranks": lambda: figures.ranks({"order": pd.DataFrame({"R@1": [1, 2], "RP": [2, 1]})}, {0: "one", 1: "two"}),
+        "schematic": figures.schematic,
     }
     for name, make in draw.items():
         one, two = (figures.save(make(), tmp_path / part / f"{name}.png") for part in ("one", "two"))
@@ -59,12 +59,3 @@ def test_a_method_looks_the_same_everywhere_and_like_no_other():
     assert len({figures.LOOKS[name] for name in paper.table(2).index}) == len(paper.table(2))
     alone, beside = figures.looks(["mine"]), figures.looks(["PUMA", "VPT", "mine", "other"])
     assert alone["mine"] == beside["mine"] != beside["other"] and beside["VPT"] == figures.LOOKS["VPT"]
-
-
-def test_what_cannot_be_drawn_is_refused():
-    table = tidy("PUMA")
-    for wrong in (table.assign(metric="RP"), tidy("PUMA", "PUMA")):
-        with pytest.raises(ValueError, match="needs R@1 once for each row and dataset; .*: R"):
-            figures.accuracy_bars(wrong)
-    with pytest.raises(ValueError, match="unknown column 'c'; known: unified, a, b, harmonic"):
-        figures.curves(table, {"PUMA": ("PUMA", 1)}, "number", columns=("c",))

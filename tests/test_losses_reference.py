@@ -232,28 +232,6 @@ def test_direction_of_triplets_against_a_loop(miner, distance):
     agree(loss, reference)
 
 
-def test_direction_of_ms_against_a_loop():
-    loss = losses.make("direction", C, D, loss="ms", gamma=0.3)
-
-    def reference(x, labels):
-        x, total = F.normalize(x), 0
-        s = x @ x.T
-        for a in range(len(x)):
-            positives, negatives = others(labels, a)
-            if not positives:
-                continue
-            hardest = min(positives, key=lambda j: s[a, j].item())
-            closest = max(s[a, n].item() for n in negatives)
-            kappa = {n: F.cosine_similarity(x[n] - x[a], x[hardest] - x[a], dim=0) for n in negatives}
-            pull = [(-2 * (s[a, p] - 0.5)).exp() for p in positives if s[a, p] - 0.1 < closest]
-            push = [(50 * (s[a, n] - 0.5 - 0.3 * kappa[n])).exp() for n in negatives if s[a, n] + 0.1 > s[a, hardest]]
-            total = total + torch.stack([x.new_tensor(1), *pull]).sum().log() / 2
-            total = total + torch.stack([x.new_tensor(1), *push]).sum().log() / 50
-        return total / len(x)
-
-    agree(loss, reference)
-
-
 def test_distance_weighted_draws():
     """Negatives of one anchor are drawn by 1 / q(d), none beyond 1.4, and every positive pair gets one."""
     torch.manual_seed(0)

@@ -1,7 +1,6 @@
 """The embedded benchmark: its table, its sheets, and the frozen backbone that comes with it."""
 
 import hashlib
-import re
 import sys
 
 import numpy as np
@@ -68,12 +67,9 @@ def test_the_sheets_hold_the_images_of_the_table_and_nothing_else(benchmark):
 def test_the_backbone_is_trained_on_other_families(benchmark, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(paths.MINI / "make")])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    import families
     import world
 
-    assert set(families.TRAITS) < set(benchmark.datasets) and not {*world.FAMILIES, "leaves"} & set(benchmark.datasets)
-    source = (paths.MINI / "make" / "world.py").read_text("utf-8")
-    assert set(re.findall(r"^(?:from|import) (\w+)", source, re.MULTILINE)) == {"inspect", "zlib", "numpy", "draw"}
+    assert not {*world.FAMILIES, "leaves"} & set(benchmark.datasets)
     pixels, labels, names = world.pretraining_images(2, 2)
     assert pixels.shape == (60, 48, 48, 3) and len(names) == 30 and (labels == np.repeat(np.arange(30), 2)).all()
 

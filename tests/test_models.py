@@ -124,16 +124,6 @@ def test_puma_is_equations_2_to_10_written_out(position):
     torch.testing.assert_close(model(x, gates), expected)
 
 
-def test_vpt_deep_replaces_its_tokens_before_every_layer():
-    model = build("vpt-deep", prompt_length=2, prompt_position="none").eval()
-    x, vit = images(), model.backbone
-    z = vit._pos_embed(vit.patch_embed(x))
-    z = torch.cat([z[:, :1], torch.empty(3, 2, 128), z[:, 1:]], 1)
-    for block, prompt in zip(vit.blocks, model.prompt.prompts, strict=True):
-        z = block(torch.cat([z[:, :1], prompt.expand(3, -1, -1), z[:, 3:]], 1))
-    torch.testing.assert_close(model(x), F.normalize(model.head(vit.norm(z)[:, 0]), dim=-1))
-
-
 def test_lora_is_a_low_rank_change_of_two_products():
     attn, lora = backbones.mini_vit(64).blocks[0].attn, LoRA(64, 2, targets="qk", scale=3.0)
     for up in lora.up:
@@ -289,16 +279,13 @@ def test_without_a_network_the_hub_error_says_what_to_do(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["full", "vpt-deep", "puma+lora-stochastic"])
-@pytest.mark.parametrize("form", ["every token", "compiled", "recomputed"])
+@pytest.mark.parametrize("form", ["every token", "recomputed"])
 def test_every_form_of_the_model_gives_the_same_gradients(method, form):
-    torch.compiler.reset()
     model, computed = tiny(method).train(), []
     images, gates = torch.randn(3, 3, 16, 16), model.draw_gates(3)
     expected = gradients(model, images, gates)
     assert model.reads_class_token  # the last MLP needs the class token alone
-    if form == "compiled":
-        model.compile(backend="aot_eager", fullgraph=True)
-    elif form == "recomputed":
+    if form == "recomputed":
         model.backbone.blocks[0].norm1.register_forward_hook(lambda *_: computed.append(form))
     model.recompute, model.reads_class_token = form == "recomputed", form != "every token"
     bound = 0 if form == "recomputed" else 1e-4

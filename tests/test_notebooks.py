@@ -1,15 +1,18 @@
 """Every notebook is a template; `python -m pumalib run` refuses before it starts, plans without training, keeps successes."""
 
 import ast
-import io
 import json
 import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 from pumalib import paths, study
 from pumalib.__main__ import main
@@ -87,15 +90,15 @@ def results(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["03_componets"], "'03_componets'; near: 03_components; known: 03_components, 04_backbones, 90_tool"),
-        (["0"], "no notebook '0'"),
-        (["-p", "sedes=[0]"], "03_components has no parameter 'sedes'; near: .*seeds"),
+        (["03_componets"], "unknown notebook '03_componets'; known: 03_components, 04_backbones, 90_tool"),
+        (["0"], "unknown notebook '0'"),
+        (["-p", "sedes=[0]"], "unknown parameter of 03_components 'sedes'; known: .*seeds"),
         (["04", "-p", "epochs=many"], "epochs = 'many'"),
         (["-p", "seeds"], "write name=value"),
         (["-p", "seeds=[0"], "the value in YAML"),
         (["-p", "profile=mini"], "use --profile"),
         (["-p", "seeds=[1]", "--seeds", "2"], "give one of"),
-        (["90", "--seeds", "2"], "90_tool has no parameter 'seeds'"),
+        (["90", "--seeds", "2"], "unknown parameter of 90_tool 'seeds'"),
         (["--seeds", "0"], "Invalid value for '--seeds'"),
         (["--profile", "minni"], "no profile 'minni'; known: .*mini"),
     ],
@@ -137,7 +140,7 @@ def test_plan_run_and_kept(results, capsys):
     lines = {line.split()[0]: line.split() for line in said.out.splitlines() if line}
     assert lines["01_first"][1:3] == ["done", "4"] and lines["01_first"][-1] == "first.csv"
     assert "NameError: name 'missing_name' is not defined (cell In [" in said.out and lines["03_broken"][1] == "FAILED"
-    assert "runs: 100%" in (results / "run.log").read_text() and len(study.runs("smoke")) == 4
+    assert "runs: 100%" in said.err and len(study.runs("smoke")) == 4
     executed = nbformat.read(results / "01_first.ipynb", 4)
     nbformat.validate(executed)
     assert executed.cells[1].source.strip().endswith('overrides = {"seeds": [0, 1]}')  # and no address
@@ -159,14 +162,38 @@ def test_stopped_in_the_middle_nothing_looks_finished(results, capsys):
     assert not list(results.glob("*.ipynb")) and not list(results.glob(".*ipynb*"))
 
 
-def test_redrawn_lines_are_written_seldom_and_not_kept(capsys):
-    log = io.StringIO()
-    relay = notebooks.Relay(log, seconds=1000)
-    for text in ("\rrun · 1", "\rrun · 2", "\rrun · 3   \n", "\nfile.py:3: UserWarning: care", "ful\n", "\r 50%|##|"):
-        relay.write(text)
-    assert log.getvalue().splitlines() == ["run · 1", "run · 3", "file.py:3: UserWarning: careful"]
-    assert capsys.readouterr().err == log.getvalue()
+def test_redrawn_lines_are_not_kept():
     text = f"\rrun · 1\rrun · 2\n{paths.ROOT}{os.sep}file.py:3: UserWarning\n\r10%|#\x1b[A\r     \r"
     cell = nbformat.v4.new_code_cell("x", outputs=[nbformat.v4.new_output("stream", name="stderr", text=text)])
     (output,) = notebooks.clean(nbformat.v4.new_notebook(cells=[cell])).cells[0].outputs
     assert output.text.strip() == "file.py:3: UserWarning"
+
+
+def test_executed_notebooks_make_a_site(results, tmp_path):
+    for stem in ("01_one", "02_two"):
+        write(stem, f"print('found in {stem}')")
+    assert main(["run"]) == 0
+    place = [
+        f"RESULTS={results.parent}",
+        "PROFILE=smoke",
+        f"SITE={tmp_path}/site",
+        f"BIN={Path(sys.executable).parent}",
+    ]
+    subprocess.run(
+        ["make", "-o", f"{Path(sys.executable).parent.parent}/installed", "site", *place], cwd=paths.ROOT, check=True
+    )
+    pages = [(tmp_path / "site" / "_build" / "html" / f"{stem}.html").read_text() for stem in ("index", "02_two")]
+    assert "01_one.html" in pages[0] and "found in 02_two" in pages[1]
+
+
+def test_the_rows_of_make_gpu_in_two_tiny_steps(results, tmp_path, monkeypatch):
+    for i in range(16):
+        file = tmp_path / "images" / f"set {i // 8}" / f"class {i // 2}" / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((40, 30), 50).save(file)
+    monkeypatch.setattr(paths, "NOTEBOOKS", paths.ROOT / "notebooks")
+    tiny = {"root": tmp_path / "images", "pretrained": "random", "image_size": 32, "seeds": [0], "workers": 0}
+    tiny |= {"epochs": 1, "batch_size": 4, "methods": ["linear", "puma"]}
+    arguments = [part for name, value in tiny.items() for part in ("-p", f"{name}={value}")]
+    assert main(["run", "06", "--profile", "photos-gpu", *arguments]) == 0
+    assert set(pd.read_csv(results.parent / "photos-gpu" / "adaptation_methods.csv")["row"]) > {"Linear Emb.", "PUMA"}

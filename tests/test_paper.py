@@ -55,8 +55,8 @@ def test_printed_harmonic_means_follow_from_the_printed_columns():
 
 def test_claims_by_the_papers_own_numbers():
     """The print confirms most claims, refutes some, and only draws three."""
-    prints = paper.Print(paper.printed())
-    found = {claim["name"]: paper.evidence(claim, prints) for claim in paper.CLAIMS}
+    prints = paper.printed()
+    found = {claim["name"]: paper.evidence(claim, prints, paper.print_gains) for claim in paper.CLAIMS}
     drawn = ["few-shot-linear", "few-shot-full", "half"]
     assert [name for name, (above, *_) in found.items() if above is None] == drawn
     assert {name: said.partition(";")[0] for name, (above, _, said) in found.items() if above == 1} == {

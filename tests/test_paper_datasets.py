@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
 
-from pumalib import data, paths
+from pumalib import config, data, paths, study
 from pumalib.data import batches, paper
 
 METADATA = paths.ROOT.parent / "shared" / "metadata"
@@ -55,6 +55,17 @@ def test_miniatures_of_each_format(tmp_path):
         load(root, "cub", "dogs")
     with pytest.raises(ValueError, match="unknown dataset 'dog'; known: cub, cars, sop"):
         load(root, "dog")
+
+
+def test_the_laptop_profile_trains_on_those_that_download_freely(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", tmp_path / "results")
+    tiny = {"root": str(tmp_path), "pretrained": "random", "image_size": 32, "epochs": 1, "batch_size": 8, "workers": 0}
+    profile = config.profile("laptop", seeds=[0], **tiny)
+    fake_datasets.small(tmp_path, *profile.data.datasets)
+    for name in profile.data.datasets:
+        counts = {split: list(fake_datasets.COUNTS[split]) for split in ("train", "test")}
+        monkeypatch.setattr(paper.DATASETS[name], "counts", counts)
+    assert study.run_all({"PUMA": profile.run("puma")}, profile).wide().shape == (1, 5 + 2)
 
 
 def test_the_other_form_of_cars(tmp_path):

@@ -166,6 +166,8 @@ def test_a_full_disk_loses_nothing(folder, parts):
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
         with pytest.raises(OSError, match="cannot write .*checkpoint.pt: .*; free some space, or .*PUMALIB_RESULTS"):
             loop.save(folder, loop.Reached(), *parts)
+        with pytest.raises(OSError, match="cannot write .*model.safetensors: .*; free some space"):
+            models.save(parts[0], RUN, folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert before == {f.name: f.read_bytes() for f in folder.iterdir()}

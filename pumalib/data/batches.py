@@ -225,11 +225,6 @@ def class_batches(labels: Sequence[int], classes: int, images: int, repeat: bool
     return batches
 
 
-def ordered_batches(count: int, batch_size: int) -> list[np.ndarray]:
-    """`range(count)` in order, the last batch shorter: for embedding a whole table."""
-    return [np.arange(at, min(at + batch_size, count)) for at in range(0, count, batch_size)]
-
-
 def few_shot(images: pd.DataFrame, shots: int, seed: int) -> pd.DataFrame:
     """`shots` train rows of each class, one twice only if there are fewer; a seed's fewer shots are among its more."""
     train = images[images["split"] == "train"]

@@ -88,7 +88,7 @@ def euclidean(a: Tensor, b: Tensor) -> Tensor:
 
 def direction_cosines(a: Tensor, p: Tensor, n: Tensor) -> Tensor:
     """kappa_ij = cos(n_j - a_i, p_i - a_i), (N, M), of unit rows a, p (N, D), n (M, D); 0 where two coincide.
-    `direction` times it keeps a negative from being pushed through the positive (Mohan, CVPR 2020, second-hand)."""
+    A loss takes `direction` times it from a negative's violation (Mohan, CVPR 2020, second-hand; see notebook 23)."""
     product = p @ n.T - a @ n.T - (p * a).sum(1, keepdim=True) + a.square().sum(1, keepdim=True)
     lengths = euclidean(a, n) * sqrt_or_zero((p - a).square().sum(1, keepdim=True))
     return torch.where(lengths > 0, product / lengths.masked_fill(lengths == 0, 1), 0)

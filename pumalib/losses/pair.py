@@ -1,12 +1,15 @@
 """Losses over pairs (s cosine, d distance, a anchor, p of its class, n of another; PML's defaults), two wrappers."""
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .base import Loss, direction_cosines, euclidean, log_one_plus_sum_exp, mean_of_nonzero, sqrt_or_zero, unit
+from .texts import similarities
 
 MINERS = ("batchhard", "all", "random", "semihard")
 
@@ -209,12 +212,14 @@ class XBM(Wrapper, size=4096, warmup=0):
         return loss
 
 
-class Language(Wrapper, similarity=[], weight=7.5):
+class Language(Wrapper, texts="words", similarity=None, weight=7.5):
     """`loss` plus `weight` times the mean over rows of KL(softmax T || softmax S), S = x x^T (Roth, CVPR 2022).
-    T = 1 + `similarity` (C, C), cosines of texts, of their classes; both are 2 where the classes are the same."""
+    T = 1 + `similarity` (C, C), by default that of `texts` on the classes; both are 2 where the classes are the same."""
 
-    def __init__(self, loss: Loss, **hyper):
+    def __init__(self, loss: Loss, classes: Sequence[str] | None = None, **hyper):
         super().__init__(loss, **hyper)
+        if self.similarity is None:  # without names too: for what needs no classes, as how outputs are compared
+            self.similarity = np.eye(loss.num_classes) if classes is None else similarities(self.texts, classes)
         similarity, shape = torch.as_tensor(self.similarity, dtype=torch.float32), (loss.num_classes, loss.num_classes)
         if similarity.shape != shape:
             raise ValueError(f"similarity must be {shape}, of every two classes, got {tuple(similarity.shape)}")

@@ -82,8 +82,7 @@ class Embedder:
         A generator is read a batch at a time; an array of the network's size is not resized.  ValueError: no image."""
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size = {batch_size!r}; it must be a whole number of at least 1")
-        single = isinstance(images, (str, os.PathLike, Image.Image)) or getattr(images, "ndim", 0) in (2, 3)
-        if single or not isinstance(images, Iterable):
+        if isinstance(images, str) or not isinstance(images, Iterable) or getattr(images, "ndim", 0) in (2, 3):
             images = [images]
         shown = tqdm(images, "embedding", unit="image", delay=1, disable=not progress)
         pixels = (batches.pixels(_decoded(image, i, self.view.upright), self.view) for i, image in enumerate(shown))

@@ -23,7 +23,6 @@ from tqdm import tqdm
 from ..training import run_folder
 
 _one_at_a_time = threading.Lock()  # a worker of several threads still trains one run: torch's seeds are the process's
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def each(function: Callable, items: Mapping[str, tuple], address: str, shared: Path) -> None:
@@ -58,8 +57,10 @@ def each(function: Callable, items: Mapping[str, tuple], address: str, shared: P
         raise ConnectionError(f"lost the Dask scheduler at {address}; {remedy}") from error
     if failed:
         name, error = next(iter(failed.items()))
-        told = f"{len(failed)} of {len(items)} runs failed, the others are finished. {shared / name}: {_explain(error)}"
-        raise RuntimeError(f"{told}; failed: {', '.join(failed)}") from error
+        told = f"{len(failed)} of {len(items)} runs failed, the others are finished. {shared / name}: {type(error).__name__}: "
+        if isinstance(error, distributed.KilledWorker):
+            told += "out of memory (then choose a smaller micro_batch), or stopped (then call again)? "
+        raise RuntimeError(f"{told}{error}; failed: {', '.join(failed)}") from error
 
 
 def _call(marker: str, function: Callable, item: tuple) -> None:
@@ -81,25 +82,18 @@ def _connect(address: str) -> distributed.Client:
         raise ConnectionError(f"no Dask scheduler answers at {address!r} ({error}): {remedy}") from error
 
 
-def _explain(error: Exception) -> str:
-    if not isinstance(error, distributed.KilledWorker):
-        return f"{type(error).__name__}: {error}"
-    died = f"{error.allowed_failures + 1} workers died while training it, the last at {error.last_worker.address}"
-    return f"{died}: out of memory (then choose a smaller micro_batch), or stopped (then call again); their logs say it"
-
-
 @contextmanager
 def local(workers: int) -> Iterator[str]:
     """A cluster here while the block runs: processes with a GPU each, or an equal share of the cores; gives its address."""
     count = torch.cuda.device_count()
-    gpus = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))) or list(map(str, range(count)))
     if count and workers > count:
         raise ValueError(f"{workers} jobs, but this machine shows {count} GPUs and each needs its own: ask for fewer")
-    env = [dict.fromkeys(THREADS, str(max(1, CPU_COUNT // workers))) for _ in range(workers)]
-    for own, gpu in zip(env, gpus[:count]):
-        own["CUDA_VISIBLE_DEVICES"] = gpu
+    gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))).split(",")[:count]
+    threads = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
+    share = dict.fromkeys(threads, str(max(1, CPU_COUNT // workers)))
+    envs = [share | {"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:workers]] or [share] * workers
     options = {"nthreads": 1, "memory_limit": 0, "host": "127.0.0.1", "silence_logs": logging.ERROR}
-    nannies = {n: {"cls": distributed.Nanny, "options": {"env": own, **options}} for n, own in enumerate(env)}
+    nannies = {n: {"cls": distributed.Nanny, "options": {"env": env, **options}} for n, env in enumerate(envs)}
     address = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": "127.0.0.1:0"}
     scheduler = {"cls": distributed.Scheduler, "options": address}
     # Dask would also set the threads of this process, and so of the kernels it starts, to 1.

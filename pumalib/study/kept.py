@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from filelock import FileLock
 
-from .. import data, evaluation, models, paths
+from .. import data, evaluation, losses, models, paths
 from ..config import Run
 from ..training import run_folder
 
@@ -78,7 +78,7 @@ def add(record: dict, profile: str | Path) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Make and lock the folder of a run for its training, and keep the finished run afterwards."""
+    """Lock a run's folder for its training, or wait for the process that trains it, and keep the finished run."""
     run_folder.make(folder)
     with run_folder.lock(folder):
         if not (folder / MODEL).is_file():  # then it is trained again, whatever its numbers
@@ -95,19 +95,16 @@ def folder(name: str, profile: str | Path) -> Path:
 def run_name(run: Run) -> str:
     """The name of a run; a ValueError or OSError says which data or weights are not on this machine."""
     weights = models.backbones.weights_digest(run.backbone, run.pretrained)
+    weights += losses.texts.digest(run.loss_settings.get("texts", ""))
     return run_folder.name(run, data.load(run.data).digest(), weights)
 
 
 def record(name: str, profile: str | Path) -> dict:
     """The record of a kept run; a ValueError, where it was not kept, gives near names."""
     if name not in (known := read(profile)):
-        raise ValueError(f"no run {name!r} is kept in profile {str(profile)!r}; near: {near(name, known)}")
+        near = ", ".join(difflib.get_close_matches(name, known)) or "none"
+        raise ValueError(f"no run {name!r} is kept in profile {str(profile)!r}; near: {near}")
     return known[name]
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """Names like this one, for an error's message."""
-    return ", ".join(difflib.get_close_matches(name, known)) or "none"
 
 
 def run_of(name: str, profile: str) -> Run:
@@ -130,18 +127,15 @@ def hits(name: str, profile: str | Path, part: str = "hits") -> dict[str, np.nda
     return {key: evaluation.unpack(text, counts[key]).astype(float) for key, text in found[part].items()}
 
 
-def classes(name: str, profile: str | Path) -> dict[str, np.ndarray]:
-    """A number of the class of every query of a kept run, as `hits`: what is kept is where a class begins."""
-    return {key: first.cumsum() for key, first in hits(name, profile, "classes").items()}
-
-
-def difference(ours: list[list[str]], theirs: list[list[str]], profile: str, large=()) -> pd.DataFrame:
-    """`evaluation.paired_difference` of the means of some rows and of others, each the names of its runs by seed."""
+def difference(ours: list[list[str]], theirs: list[list[str]], profile, large=(), other=None) -> pd.DataFrame:
+    """`evaluation.paired_difference` of the means of some rows and of others (of the profile `other`, if it is another),
+    each the names of its runs by seed."""
     sides = []
-    for rows in (ours, theirs):
-        seeds = [[hits(name, profile) for name in names] for names in zip(*rows)]
+    for rows, home in ((ours, profile), (theirs, other or profile)):
+        seeds = [[hits(name, home) for name in names] for names in zip(*rows)]
         sides.append([{key: np.mean([row[key] for row in seed], axis=0) for key in seed[0]} for seed in seeds])
-    return evaluation.paired_difference(*sides, classes(ours[0][0], profile), large)
+    begins = hits(ours[0][0], profile, "classes")  # of each query, whether it is the first of its class
+    return evaluation.paired_difference(*sides, {key: first.cumsum() for key, first in begins.items()}, large)
 
 
 def runs(profile: str | None = None) -> pd.DataFrame:
@@ -173,8 +167,9 @@ def find(label: str) -> tuple[str, str]:
     known |= {(path.name, path.parents[1].name) for path in paths.RESULTS.glob("*/runs/[!.]*/")}
     fit = [(name, profile) for name, profile in sorted(known) if label in (name, f"{profile}/{name}")]
     if len(fit) != 1:
-        others = ", ".join(f"{profile}/{name}" for name, profile in fit) or near(label, dict(known))
-        raise ValueError(f"{'several runs are' if fit else 'no run is'} called {label!r}; near: {others}")
+        near = [f"{profile}/{name}" for name, profile in fit] or difflib.get_close_matches(label, dict(known))
+        said = "several runs are" if fit else "no run is"
+        raise ValueError(f"{said} called {label!r}; near: {', '.join(near) or 'none'}")
     return fit[0]
 
 
@@ -190,13 +185,13 @@ def remove(name: str, profile: str) -> None:
 
 def compare(first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The settings in which two runs differ; and their R@1 in percent, with the second minus the first in pairs."""
-    labels, places = [first, second], [find(first), find(second)]
+    labels, (one, two) = [first, second], (find(first), find(second))
     numbers = [column for column in COLUMNS if column not in ("loss", "seed")]
-    settings = pd.concat([runs(profile).loc[name].drop(numbers) for name, profile in places], axis=1, keys=labels)
-    tables = [pd.DataFrame(record(*place)["table"]).set_index("dataset") for place in places]
+    settings = pd.concat([runs(profile).loc[name].drop(numbers) for name, profile in (one, two)], axis=1, keys=labels)
+    tables = [pd.DataFrame(record(*place)["table"]).set_index("dataset") for place in (one, two)]
     if not tables[0]["queries"].equals(tables[1]["queries"]):
         raise ValueError(f"{first} and {second} were not tested on the same queries: `runs list` shows their data")
-    gains = evaluation.paired_difference([hits(*places[1])], [hits(*places[0])], classes(*places[1]))
+    gains = difference([[two[0]]], [[one[0]]], two[1], other=one[1])
     gains[["value", "low", "high"]] *= 100
     table = 100 * pd.concat([table["R@1"] for table in tables], axis=1, keys=labels)
     return settings[settings.astype(str).nunique(axis=1) > 1], table.join(gains)

@@ -9,20 +9,17 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TextIO
 
 import nbformat
 import pandas as pd
 import papermill
-import yaml
 from nbclient import NotebookClient
 from papermill.exceptions import PapermillExecutionError
 from PIL import Image
 
-from .. import config, paths
+from .. import config, data, paths
 from ..training import run_folder
 from . import kept
 
@@ -39,29 +36,13 @@ PLACE = re.compile(r'(, )?"(dask|jobs|train)": ("[^"]*"|\d+|False)(?(1)|(, )?)')
 
 def find(names: list[str]) -> list[Path]:
     """Notebooks by stem, file name or beginning ("03"), or a ValueError; without names all but the tools (9x)."""
-    known = {file.stem: file for file in sorted(paths.NOTEBOOKS.glob("*.ipynb"))}
-    found = {} if names else {stem: file for stem, file in known.items() if not stem.startswith("9")}
-    for name in names:
+    known, found = {file.stem: file for file in sorted(paths.NOTEBOOKS.glob("*.ipynb"))}, []
+    for name in names or [stem for stem in known if not stem.startswith("9")]:
         stem = Path(name).name.removesuffix(".ipynb")
         fit = [stem] if stem in known else [other for other in known if stem and other.startswith(stem)]
-        if len(fit) != 1:
-            raise ValueError(f"no notebook {name!r}; near: {kept.near(stem, known)}; known: {', '.join(known)}")
-        found[fit[0]] = known[fit[0]]
-    return list(found.values())
-
-
-def assigned(pairs: Sequence[str]) -> dict:
-    """{"name": value} of "name=value", the values read as YAML."""
-    values = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        try:
-            values[name] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            equals = ""
-        if not (name and equals):
-            raise ValueError(f"{pair!r}: write name=value, the value in YAML")
-    return values
+        data.check_known("notebook", [] if len(fit) == 1 else [name], known)
+        found.append(known[fit[0]])
+    return list(dict.fromkeys(found))
 
 
 def parameters(notebooks: list[Path], profile: str, values: dict) -> dict[Path, dict]:
@@ -70,11 +51,9 @@ def parameters(notebooks: list[Path], profile: str, values: dict) -> dict[Path, 
         raise ValueError("profile and overrides: use --profile, and -p with the name of a field of the profile")
     found = {}
     for notebook in notebooks:
-        own = re.findall(r"^(\w+) *=", _code(notebook)[0].source, re.MULTILINE)
+        own = list(papermill.inspect_notebook(notebook))
         known = own + (config.overridable() if "overrides" in own else [])
-        for name in values.keys() - set(known):
-            said = f"near: {kept.near(name, known)}; known: {', '.join(known)}"
-            raise ValueError(f"{notebook.stem} has no parameter {name!r}; {said}")
+        data.check_known(f"parameter of {notebook.stem}", values, known)
         overrides = {name: value for name, value in values.items() if name not in own}
         config.profile(profile, **overrides)
         given = {"profile": profile, "overrides": overrides, **values}
@@ -82,16 +61,13 @@ def parameters(notebooks: list[Path], profile: str, values: dict) -> dict[Path, 
     return found
 
 
-def _code(notebook: Path) -> list:  # cells of code; the first has the parameters
-    return [cell for cell in nbformat.read(notebook, as_version=4).cells if cell.cell_type == "code"]
-
-
 def plan(wanted: dict[Path, dict]) -> str:
     """What each notebook would train that none before it does, and how long that takes, as text; trains nothing.
     The cells of all notebooks up to their cells `rows` are executed as one notebook, in one kernel."""
     parts = {}
     for notebook, values in wanted.items():
-        first, *cells = _code(notebook)
+        cells = nbformat.read(notebook, as_version=4).cells
+        first, *cells = [cell for cell in cells if cell.cell_type == "code"]
         rows = [number for number, cell in enumerate(cells, 1) if "rows" in cell.metadata.get("tags", [])]
         needed = [cell.source for cell in cells[: rows[0] if rows else 0]]  # without `rows` it has no runs
         given = [f"{name} = {value!r}" for name, value in values.items()]
@@ -127,11 +103,11 @@ def run(wanted: dict[Path, dict], profile: str) -> int:
         print(f"[{number}/{len(wanted)}] {notebook.stem}", file=sys.stderr, flush=True)
         try:
             execute(notebook, folder, values)
-        except (PapermillExecutionError, OSError, ValueError, RuntimeError) as error:  # the next can still succeed
+        except PapermillExecutionError as error:
+            status = "left out" if error.ename == kept.NotKept.__name__ else "FAILED"
+            why = f"{error.ename}: {' '.join(error.evalue.split())[:200]} (cell In [{error.exec_count}])"
+        except (OSError, ValueError, RuntimeError) as error:  # the next can still succeed
             status, why = "FAILED", f"{type(error).__name__}: {error}"
-            if isinstance(error, PapermillExecutionError):
-                status = "left out" if error.ename == kept.NotKept.__name__ else status
-                why = f"{error.ename}: {' '.join(error.evalue.split())[:200]} (cell In [{error.exec_count}])"
         written = " ".join(sorted(file.name for file in folder.glob("*.csv") if file.stat().st_mtime >= start))
         new, minutes = len(kept.read(profile)) - before, f"{(time.time() - start) / 60:.1f}"
         rows.append((notebook.stem, status, new, minutes, why or written))
@@ -142,45 +118,19 @@ def run(wanted: dict[Path, dict], profile: str) -> int:
 
 def execute(notebook: Path, folder: Path, values: dict) -> None:
     """Execute a notebook into `folder`; where a cell fails, what there is so far is `<name>.failed.ipynb`."""
-    target, failed = folder / notebook.name, folder / f"{notebook.stem}.failed.ipynb"
+    failed = folder / f"{notebook.stem}.failed.ipynb"
     logging.getLogger("papermill").setLevel(logging.CRITICAL)  # it warns of its own deprecations
-    options = {"kernel_name": "python3", "cwd": paths.NOTEBOOKS, "progress_bar": False, "stdout_file": sys.stdout}
-    with (
-        paths.written_whole(target) as temporary,
-        warnings.catch_warnings(action="ignore"),
-        open(folder / "run.log", "a", encoding="utf-8") as log,
-    ):
+    options = {"kernel_name": "python3", "cwd": paths.NOTEBOOKS, "progress_bar": False, "extra_arguments": QUIET}
+    options |= {"stdout_file": sys.stdout, "stderr_file": sys.stderr}
+    with paths.written_whole(folder / notebook.name) as temporary, warnings.catch_warnings(action="ignore"):
         try:
-            executed = papermill.execute_notebook(
-                notebook, temporary, values, stderr_file=Relay(log), extra_arguments=QUIET, **options
-            )
+            executed = papermill.execute_notebook(notebook, temporary, values, **options)
         except Exception as error:
             if temporary.is_file() and getattr(error, "ename", "") != kept.NotKept.__name__:
                 temporary.replace(failed)
             raise
         nbformat.write(clean(executed), temporary)
     failed.unlink(missing_ok=True)
-
-
-class Relay:
-    """What a kernel writes to stderr, to ours and to a log: as it is on a terminal, else redrawn lines once in 30 s."""
-
-    def __init__(self, log: TextIO, seconds: float = 30):
-        self.log, self.seconds, self.last, self.begun = log, seconds, -seconds, ""
-
-    def write(self, text: str) -> None:
-        terminal = sys.stderr.isatty()
-        if terminal:
-            sys.stderr.write(text)
-        *pieces, self.begun = re.split("(?<=[\r\n])", self.begun + text)
-        for piece in pieces:
-            if piece.strip() and (piece[-1] == "\n" or time.monotonic() - self.last >= self.seconds):
-                self.last = time.monotonic()
-                for file in [self.log] if terminal else [self.log, sys.stderr]:
-                    print(piece.strip(), file=file, flush=True)
-
-    def flush(self) -> None:
-        sys.stderr.flush()
 
 
 def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

@@ -1,15 +1,12 @@
-"""What the paper prints: its tables, its numbers of parameters counted again, and its claims, judged.
+"""What the paper prints: its tables, its numbers of parameters counted again, and its claims (claims.yaml), judged.
 `data/paper/table<n>.csv` transcribes Tables 1 to 12 as printed, "Ours" as "PUMA"; what is unreadable is empty, or
-restored: Table 1's counts from the datasets (`source`), the check marks of Table 3 (`marks`) from the parameters.
-Claims (claims.yaml) say that rows are above others: by kept runs all of a claim's paired differences must be above zero
-to support it, one below zero (after Bonferroni) contradicts it; Holm's correction runs over the testable claims."""
+restored: Table 1's counts from the datasets (`source`), the check marks of Table 3 (`marks`) from the parameters."""
 
 import fnmatch
 import functools
 import math
 from collections import ChainMap
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
 import pandas as pd
@@ -24,20 +21,8 @@ DATASETS = ("cub", "cars", "sop", "inshop", "nabirds", "dogs", "flowers", "aircr
 LARGE = ("sop", "inshop")  # "large-scale datasets such as SOP and In-Shop", Sec. 5.1
 OVERALL = ("unified", "harmonic")
 SETTINGS = ("params_train_m", "params_total_m", "dim")  # the columns of numbers that are no accuracies
-SCALES = ("ViT-S/16 128", "ViT-S/16 512", "ViT-B/16 128")  # Table 4
-# The paper's name of a loss: ours, with the settings of the authors' code where it departs from the loss's own authors.
-LOSSES = {"Triplet": {"loss": "triplet"}, "Margin": {"loss": "margin"}, "MS": {"loss": "ms"}}
-LOSSES |= {"SupCon": {"loss": "hyp", "loss_settings": {"c": 0, "temperature": 0.1, "variant": "code"}}}
-LOSSES |= {"ProxyNCA++": {"loss": "proxynca++", "loss_settings": {"variant": "code"}}, "PA": {"loss": "proxyanchor"}}
-LOSSES |= {"Hyp": {"loss": "hyp", "loss_settings": {"temperature": 0.1, "variant": "code"}}}
-LOSSES |= {name: {"loss": name.lower()} for name in ("SoftTriple", "CosFace", "ArcFace", "CurricularFace")}
-# The paper's name of a row: ours, where it is not a loss's, which in Tables 2 and 4 means full fine-tuning.
-METHODS = {"Linear Emb.": "linear", "MLP-3 Emb.": "mlp3", "VPT": "vpt", "LoRA": "lora", "AdaptFormer": "adaptformer"}
-METHODS |= {"PUMA": "puma", "PUMA + LoRA": "puma+lora", "PUMA + Stochastic LoRA": "puma+lora-stochastic"}
-METHODS |= {"Stochastic LoRA": "lora-stochastic", "single": "vpt", "conditional": "prompt-pool", "static": "adapter"}
-METHODS |= {"stochastic": "adapter-stochastic", "single + static": "vpt+adapter", "conditional + stochastic": "puma"}
-SIZES = {"ViT-Ti/16": "tiny", "ViT-S/16": "small", "ViT-B/16": "base", "ViT-L/16": "large"}
-BACKBONES = {name: f"vit_{size}_patch16_224.augreg_in21k" for name, size in SIZES.items()}
+_NAMES = yaml.safe_load((paths.PAPER / "names.yaml").read_text(encoding="utf-8"))  # explained there
+LOSSES, METHODS, BACKBONES, FILES = (_NAMES[kind] for kind in ("losses", "methods", "backbones", "files"))
 ROUNDING = 0.05  # half a unit of the last printed digit
 
 
@@ -61,14 +46,10 @@ def inconsistent(number: int) -> pd.DataFrame:
         parts = [dataset + column.removeprefix("harmonic") for dataset in DATASETS]
         values = printed[[name for name in parts if name in printed]]
         # The mean grows with each of its parts: the extremes of their rounding bound it.
-        low, high = (_harmonic(values + step) + step for step in (-ROUNDING, ROUNDING))
-        for row in printed.index[~printed[column].between(low, high) & printed[column].notna()]:
-            found.append((row, column, printed.at[row, column], _harmonic(values)[row]))
+        low, mean, high = (evaluation.harmonic_mean(values.T + step) + step for step in (-ROUNDING, 0, ROUNDING))
+        wrong = ~printed[column].between(low, high) & printed[column].notna()
+        found += zip(printed.index[wrong], [column] * wrong.sum(), printed[column][wrong], mean[wrong])
     return pd.DataFrame(found, columns=["row", "column", "printed", "recomputed"]).set_index("row")
-
-
-def _harmonic(values: pd.DataFrame) -> pd.Series:
-    return values.notna().sum(axis=1) / (1 / values).sum(axis=1)
 
 
 def parameters() -> pd.DataFrame:
@@ -100,10 +81,6 @@ def _count(method: str, backbone: str, dim: int, layers: str) -> tuple[int, int]
 
 
 CLAIMS = yaml.safe_load((paths.PAPER / "claims.yaml").read_text(encoding="utf-8"))
-# What the notebooks save, by the paper's table or figure; rows are named as the paper names them.
-FILES = {2: "main_results", 3: "components", 4: "backbones", 5: "puma_with_losses", 6: "backbones"}
-FILES |= {7: "adaptation_methods", 8: "memory", 9: "specific_vs_universal", 10: "standard_benchmarks"}
-FILES |= {"8 and 5": "memory", "fig6": "few_shot", "fig7": "ablations"}
 FROZEN, FULL = "frozen", "universal CurricularFace"
 
 
@@ -111,62 +88,52 @@ class NotTestable(LookupError):
     """A table, row or column that a claim needs is missing, or cannot answer."""
 
 
-@dataclass(frozen=True)
-class Print:
-    """The paper's tables; a difference is above zero or not, to rounding."""
-
-    tables: Mapping[int, pd.DataFrame]
-
-    def gains(self, table, ours: list[str], theirs: list[str], by: float) -> pd.DataFrame:
-        rows = self.tables[table].select_dtypes("number").drop(columns=list(SETTINGS), errors="ignore")
-        datasets = rows.columns.intersection(DATASETS)
-        rows["large"] = rows[datasets.intersection(LARGE)].mean(axis=1, skipna=False)
-        rows["small"] = rows[datasets.difference(LARGE)].mean(axis=1, skipna=False)
-        rows["small - large"] = rows["small"] - rows["large"]
-        value = rows.loc[ours].mean(skipna=False) - rows.loc[theirs].mean(skipna=False)
-        above = (value <= max(0, by - ROUNDING)).astype(float).where(value.notna())
-        return pd.DataFrame({"value": value, "low": np.nan, "high": np.nan, "above": above, "below": 1 - above})
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Kept runs: per table the runs of each row; a difference has p-values, in points of R@1."""
-
-    profile: str
-    tables: Mapping[int | str, Mapping[str, list[str]]]
-    large: list[str]
-
-    def gains(self, table, ours: list[str], theirs: list[str], by: float) -> pd.DataFrame:
-        rows = ChainMap(self.tables[table], *self.tables.values())  # its own first: Table 10 has other datasets
-        if FROZEN in rows and table not in (4, 6):  # these have other backbones
-            if FULL in rows and self._gain(rows, [FULL], [FROZEN]).at["harmonic", "low"] <= 0:
-                raise NotTestable("full fine-tuning is not above the frozen backbone: nothing here could show a gain")
-            for row in {*ours, *theirs} - {FROZEN}:
-                if self._gain(rows, [row], [FROZEN]).at["harmonic", "high"] < 0:
-                    raise NotTestable(f"{row} collapsed: it ends below the frozen backbone")
-        return self._gain(rows, ours, theirs)
-
-    def _gain(self, rows, ours: list[str], theirs: list[str]) -> pd.DataFrame:
-        sides = (tuple(tuple(rows[row]) for row in side) for side in (ours, theirs))
-        gains = _difference(*sides, self.profile, tuple(self.large))
-        return gains.assign(**{name: 100 * gains[name] for name in ("value", "low", "high")})
+def print_gains(tables: Mapping, table, ours: list[str], theirs: list[str], by: float) -> pd.DataFrame:
+    """As `evaluation.paired_difference`, of the means of rows of the paper's tables: above zero or not, to rounding."""
+    rows = tables[table].select_dtypes("number").drop(columns=list(SETTINGS), errors="ignore")
+    datasets = rows.columns.intersection(DATASETS)
+    rows["large"] = rows[datasets.intersection(LARGE)].mean(axis=1, skipna=False)
+    rows["small"] = rows[datasets.difference(LARGE)].mean(axis=1, skipna=False)
+    rows["small - large"] = rows["small"] - rows["large"]
+    value = rows.loc[ours].mean(skipna=False) - rows.loc[theirs].mean(skipna=False)
+    above = (value <= max(0, by - ROUNDING)).astype(float).where(value.notna())
+    return pd.DataFrame({"value": value / 100, "low": np.nan, "high": np.nan, "above": above, "below": 1 - above})
 
 
 _difference = functools.lru_cache(4096)(kept.difference)  # claims share their comparisons
 
 
+def kept_gains(profile: str, large: tuple, tables: Mapping, table, ours, theirs, by: float) -> pd.DataFrame:
+    """`kept.difference` of rows of tables of kept runs; NotTestable: a row collapsed, or full fine-tuning gains nothing."""
+    rows = ChainMap(tables[table], *tables.values())  # its own first: Table 10 has other datasets
+
+    def gain(*sides: list[str]) -> pd.DataFrame:
+        return _difference(*(tuple(tuple(rows[row]) for row in side) for side in sides), profile, large)
+
+    if FROZEN in rows and table not in (4, 6):  # these have other backbones
+        if FULL in rows and gain([FULL], [FROZEN]).at["harmonic", "low"] <= 0:
+            raise NotTestable("full fine-tuning is not above the frozen backbone: nothing here could show a gain")
+        for row in {*ours, *theirs} - {FROZEN}:
+            if gain([row], [FROZEN]).at["harmonic", "high"] < 0:
+                raise NotTestable(f"{row} collapsed: it ends below the frozen backbone")
+    return gain(ours, theirs)
+
+
 def scorecard(profile: config.Profile, about: Collection | None = None) -> pd.DataFrame:
     """Every claim, or those `about` some tables, by name: `section`, `claim`, `table`, `print`, `here` and `why`.
-    `print` is holds, fails, or not printed.  `here` is supported, contradicted, undecided, or not testable: a row is
-    missing, has one seed or collapsed below the frozen backbone, or full fine-tuning is not above that."""
-    large = list(data.load(profile.data).train["dataset"].value_counts().index[:2])
-    prints, runs = Print(printed()), Runs(profile.name, saved(profile.name), large)
+    `print` is holds, fails, or not printed.  `here`, with Holm's correction, is supported (all paired differences above
+    zero), contradicted (one below, after Bonferroni), undecided, or not testable (`why`), as where a row has one seed."""
+    large = tuple(data.load(profile.data).train["dataset"].value_counts().index[:2])
+    files = {number: paths.RESULTS / profile.name / f"{name}.csv" for number, name in FILES.items()}
+    tables = {number: pd.read_csv(file).drop_duplicates("row") for number, file in files.items() if file.is_file()}
+    runs = {number: rows.set_index("row")["runs"].str.split() for number, rows in tables.items()}
+    prints, gains = printed(), functools.partial(kept_gains, profile.name, large)
     columns, lines, tests = ["name", "section", "claim", "table", "print", "here", "why"], [], {}
     for claim in CLAIMS:
-        above, below, why = evidence(claim, runs)
+        above, below, why = evidence(claim, runs, gains)
         if above is not None:
             tests[claim["name"]] = above, below
-        said = {None: "not printed", 0.0: "holds", 1.0: "fails"}[evidence(claim, prints)[0]]
+        said = {None: "not printed", 0.0: "holds", 1.0: "fails"}[evidence(claim, prints, print_gains)[0]]
         table = claim["above"][0]["table"]
         lines.append((claim["name"], claim["section"], claim["text"], table, said, "not testable", why))
     table = pd.DataFrame(lines, columns=columns).set_index("name")
@@ -184,17 +151,10 @@ def printed() -> dict[int | str, pd.DataFrame]:
     return tables | {"8 and 5": both[~both.index.duplicated()]}
 
 
-def saved(profile: str) -> dict[int | str, dict[str, list[str]]]:
-    """The runs of each row of each table that a notebook saved, by the table's number."""
-    files = {number: paths.RESULTS / profile / f"{name}.csv" for number, name in FILES.items()}
-    tables = {number: pd.read_csv(file).groupby("row", sort=False) for number, file in files.items() if file.is_file()}
-    return {number: rows["runs"].first().str.split().to_dict() for number, rows in tables.items()}
-
-
-def evidence(claim: dict, source: Print | Runs) -> tuple[float | None, float | None, str]:
+def evidence(claim: dict, tables: Mapping, gains: Callable) -> tuple[float | None, float | None, str]:
     """p-values of a claim, against "not above" and "not below", and its weakest comparison; or None, None and why not."""
     try:
-        found = [gains for one in claim["above"] for gains in _comparisons(one, source)]
+        found = [gain for one in claim["above"] for gain in _comparisons(one, tables, gains)]
     except NotTestable as missing:
         return None, None, str(missing)
     table = pd.concat(found).rename_axis("column").reset_index()
@@ -202,27 +162,27 @@ def evidence(claim: dict, source: Print | Runs) -> tuple[float | None, float | N
     fatal = len(table) - needed + 1  # so many below zero refute it
     above, below = table["above"].nlargest(fatal).iloc[-1], table["below"].nsmallest(fatal).iloc[-1] * needed
     weakest = table.sort_values(["above", "value"], ascending=[False, True]).iloc[0]
-    limits = f" [{weakest['low']:+.1f}, {weakest['high']:+.1f}]" if np.isfinite(weakest["low"]) else ""
-    said = f"{weakest['pair']}, {weakest['column']}: {weakest['value']:+.1f}{limits}"
+    value, low, high = 100 * weakest[["value", "low", "high"]].astype(float)
+    limits = f" [{low:+.1f}, {high:+.1f}]" if np.isfinite(low) else ""
+    said = f"{weakest['pair']}, {weakest['column']}: {value:+.1f}{limits}"
     return float(above), float(min(1, below)), said + f"; the weakest of {len(table)}" * (len(table) > 1)
 
 
-def _comparisons(one: dict, source: Print | Runs) -> Iterator[pd.DataFrame]:
-    if one["table"] not in source.tables:
+def _comparisons(one: dict, tables: Mapping, gains: Callable) -> Iterator[pd.DataFrame]:
+    if one["table"] not in tables:
         raise NotTestable(f"table {one['table']}")
-    names = list(getattr(source.tables[one["table"]], "index", source.tables[one["table"]]))
-    ours, theirs = _rows(one["winners"], names), _rows(one["rivals"], names)
+    ours, theirs = (_rows(one[side], list(tables[one["table"]].index)) for side in ("winners", "rivals"))
     if len(ours[0]) > 1 and len(theirs[0]) > 1:  # two means: of the losses that both have
         both = {row.split()[-1] for row in ours[0]} & {row.split()[-1] for row in theirs[0]}
         ours, theirs = ([[row for row in side[0] if row.split()[-1] in both]] for side in (ours, theirs))
     for mine, other in ((mine, other) for mine in ours for other in theirs if other not in ours):
-        gains = source.gains(one["table"], mine, other, one.get("by", 0))
+        gain = gains(tables, one["table"], mine, other, one.get("by", 0))
         columns = one.get("columns", OVERALL)
-        columns = [name for name in gains.index if name not in evaluation.OVERALL] if columns == "each" else columns
-        if lost := [name for name in columns if name not in gains.index or np.isnan(gains.at[name, "above"])]:
+        columns = [name for name in gain.index if name not in evaluation.OVERALL] if columns == "each" else columns
+        if lost := [name for name in columns if name not in gain.index or np.isnan(gain.at[name, "above"])]:
             raise NotTestable(f"{mine[0]} over {other[0]}: no {lost[0]}, or one seed")
         pair = (rows[0] if len(rows) == 1 else f"the mean of {len(rows)}" for rows in (mine, other))
-        yield gains.loc[list(columns)].assign(pair=" over ".join(pair))
+        yield gain.loc[list(columns)].assign(pair=" over ".join(pair))
 
 
 def _rows(patterns: list[str], names: list[str]) -> list[list[str]]:

@@ -1,8 +1,8 @@
 """Rows of a table to results: each run is trained once, kept under the name of what it is, and shared by all notebooks.
 `run_all({"PUMA": profile.run("puma"), "Linear": profile.run("linear")}, profile).wide("R@1")` is a first table."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -35,7 +35,15 @@ def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collecti
     Rows named in `side` are run with `profile.side_seeds`.  A kept run is taken as it is, an unfinished one resumed; of
     two processes that want one run, one trains it and the other waits.  `profile.jobs` are trained at a time here, or
     by the workers of `profile.dask`; where runs are missing and `profile.train` is False, raises `kept.NotKept`."""
-    names, runs, ensembles = _named(rows, profile, side, kept.run_name)
+    names, runs, ensembles = {row: [] for row in rows}, {}, {}
+    for row, parts in _asked(rows, profile, side):
+        mine = {kept.run_name(run): run for run in parts}
+        name = next(iter(mine))
+        if not isinstance(rows[row], Run):
+            name = run_folder.ensemble_name(list(mine))
+            ensembles[name] = list(mine)
+        names[row].append(name)
+        runs |= mine
     done = kept.read(profile.name)
     missing = {kept.folder(name, profile.name): run for name, run in runs.items() if name not in done}
     if missing and not profile.train:
@@ -50,33 +58,18 @@ def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collecti
             cluster.each(_train_for, jobs, address, next(iter(missing)).parent)
     else:
         for number, (folder, run) in enumerate(missing.items(), 1):
-            _train(run, folder, f"run {number} of {len(missing)}")
+            with kept.held(folder):
+                training.train(run, folder, f"run {number} of {len(missing)}")
     for name in ensembles.keys() - done.keys():
         _average(name, ensembles[name], profile.name)
     return collect(names, profile.name)
 
 
-def _named(rows, profile: Profile, side: Collection[str], name_of: Callable[[Run], str]):
-    """The names of each row's runs, every single run by name, and the names of each ensemble's members."""
-    names, runs, ensembles = {}, {}, {}
+def _asked(rows, profile: Profile, side: Collection[str]) -> Iterator[tuple[str, list[Run]]]:
+    """Each row once per seed, with its run, or the members of its ensemble."""
     for row, wanted in rows.items():
-        names[row] = []
-        parts = (wanted,) if isinstance(wanted, Run) else wanted
         for seed in (profile.side_seeds if row in side else ()) or profile.seeds:
-            mine = {name_of(run): run for run in (replace(part, seed=seed) for part in parts)}
-            runs |= mine
-            name = next(iter(mine))
-            if parts is wanted:
-                name = run_folder.ensemble_name(list(mine))
-                ensembles[name] = list(mine)
-            names[row].append(name)
-    return names, runs, ensembles
-
-
-def _train(run: Run, folder: Path, position: str = "") -> None:
-    """`training.train` and keep the numbers, unless another process is at it: then wait, and take or finish its run."""
-    with kept.held(folder):
-        training.train(run, folder, position)
+            yield row, [replace(run, seed=seed) for run in ((wanted,) if isinstance(wanted, Run) else wanted)]
 
 
 def _train_for(text: str, folder: str) -> None:
@@ -84,7 +77,8 @@ def _train_for(text: str, folder: str) -> None:
     if (mine := kept.run_name(run)) != name:
         said = "its pumalib, datasets or weights are not the client's; share checkout and datasets, or make them equal"
         raise RuntimeError(f"this worker would call this run {mine}: {said}, and restart the workers")
-    _train(run, Path(folder))
+    with kept.held(Path(folder)):
+        training.train(run, Path(folder))
 
 
 def _average(name: str, members: list[str], profile: str) -> None:
@@ -119,7 +113,8 @@ def model(name: str, profile: str, train: bool = False) -> models.saved.Embedder
         if not train:
             remedy = f"pass train=True to train it again, or call `python -m pumalib train {name} --profile {profile}`"
             raise FileNotFoundError(f"only the numbers of {profile}/{name} were kept, not its model: {remedy}")
-        _train(run, folder)
+        with kept.held(folder):
+            training.train(run, folder)
     return models.load(folder, device=training.choose_device(run.training.device))
 
 
@@ -151,7 +146,7 @@ class Results:
         return part.pivot(index="row", columns="dataset", values=value).loc[list(self.names), part["dataset"].unique()]
 
     def beside(self, printed: pd.DataFrame) -> pd.DataFrame:
-        """R@1 in percent: each dataset, then unified and harmonic with intervals, what is printed, and the difference.
+        """R@1 in percent: each dataset, then unified and harmonic with intervals, and what is printed.
         `printed` is `paper.table(n)` with our row names; its datasets stand beside ours only where all are the paper's."""
         value, low, high = (100 * self.wide("R@1", part) for part in ("value", "low", "high"))
         table = value.drop(columns=list(paper.OVERALL)).round(1)
@@ -161,7 +156,6 @@ class Results:
                 table[name] = [f"{v:.1f} [{a:.1f}, {b:.1f}]" for v, a, b in zip(value[name], low[name], high[name])]
             if name in printed:
                 table[f"{name}, paper"] = printed[name]
-                table[f"{name}, difference"] = (value[name] - printed[name]).round(1)
         return table
 
     def difference(self, row: str, other: str) -> pd.DataFrame:
@@ -214,45 +208,36 @@ def agreement(results: Results) -> pd.DataFrame:
     names = [(row, name) for row, names in results.names.items() for name in names]
     for (row, name), home in product(names, sorted(homes - {ours})):
         if name in kept.read(home):
-            r1 = [100 * collect({row: [name]}, place).wide().loc[row, list(paper.OVERALL)] for place in (ours, home)]
-            hits = [kept.hits(name, place) for place in (ours, home)]
-            gain = evaluation.paired_difference(hits[:1], hits[1:], kept.classes(name, ours)).loc[list(paper.OVERALL)]
+            tables = [kept.record(name, place)["table"][-2:] for place in (ours, home)]  # unified and harmonic
+            r1 = 100 * np.array([[line["R@1"] for line in table] for table in tables])
+            gain = kept.difference([[name]], [[name]], ours, other=home).loc[list(paper.OVERALL)]
             chance = "drifted" if ((gain["low"] <= 0) & (gain["high"] >= 0)).all() else "DIFFERS"
             verdict = "agrees" if np.abs(r1[0] - r1[1]).max() <= 0.2 else chance
-            equal = np.mean(hits[0]["unified"] == hits[1]["unified"])
-            found.append((row, name, home.name, *np.stack(r1, axis=1).ravel(), equal, verdict))
+            equal = np.mean(kept.hits(name, ours)["unified"] == kept.hits(name, home)["unified"])
+            found.append((row, name, home.name, *r1.T.ravel(), equal, verdict))
     return pd.DataFrame(found, columns=["row", "name", "other profile", *columns]).set_index(["row", "name"])
 
 
 def plan(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[str] = ()) -> pd.DataFrame:
     """What `run_all` would train, and how long it would take; trains nothing and needs no data of "paper".
     By run: `method`, `images` (x epochs), `kept` and `hours`, by the median speed of kept runs alike, else NaN."""
-
-    def name_of(run: Run) -> str:
-        with suppress(ValueError, OSError):  # its images or weights may not be there yet
-            return kept.run_name(run)
-        return run_folder.name(run, "unknown", "unknown")
-
-    known, done = kept.runs(), kept.read(profile.name)
+    known, done, lines = kept.runs(), kept.read(profile.name), {}
     known = known[known["device"] == training.device_name(training.choose_device(profile.training.device))]
     speeds = known.groupby(["method", "backbone", "data.image_size"])["images_per_second"].median()
-    lines = []
-    for name, run in _named(rows, profile, side, name_of)[1].items():
-        images, kind = _images(run), (run.method.name, run.backbone, run.data.image_size)
-        hours = images / speeds.get(kind, np.nan) / 3600 if images else 0.0
-        lines.append((name, run.method.name, images, name in done, hours))
-    return pd.DataFrame(lines, columns=["name", "method", "images", "kept", "hours"]).set_index("name")
-
-
-def _images(run: Run) -> int:
-    """Images that pass the network in training; of "paper" where it is not there yet by the counts of Table 1."""
-    if run.method.name == "pretrained":
-        return 0
-    try:
-        images = len(load(run.data, run.seed).train)
-    except (ValueError, OSError):
-        if run.data.benchmark != "paper":
-            raise
-        counts = [DATASETS[name].counts["train"] for name in run.data.datasets or DATASETS]
-        images = sum(min(count, (run.data.shots or count) * classes) for count, classes in counts)
-    return run.training.epochs * images
+    for run in (run for _, parts in _asked(rows, profile, side) for run in parts):
+        try:
+            name = kept.run_name(run)
+        except (ValueError, OSError):  # its images or weights may not be there yet
+            name = run_folder.name(run, "unknown", "unknown")
+        try:
+            images = len(load(run.data, run.seed).train)
+        except (ValueError, OSError):  # then by the counts of Table 1
+            if run.data.benchmark != "paper":
+                raise
+            counts = [DATASETS[name].counts["train"] for name in run.data.datasets or DATASETS]
+            images = sum(min(count, (run.data.shots or count) * classes) for count, classes in counts)
+        images *= run.training.epochs * (run.method.name != "pretrained")
+        speed = speeds.get((run.method.name, run.backbone, run.data.image_size), np.nan)
+        lines[name] = [run.method.name, images, name in done, images / speed / 3600 if images else 0.0]
+    columns = ["method", "images", "kept", "hours"]
+    return pd.DataFrame.from_dict(lines, orient="index", columns=columns).rename_axis("name")

@@ -49,9 +49,8 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
     of 9".  Raises NonFiniteLoss or, where the folder cannot be written, OSError."""
     if (folder / FINISHED).is_file():
         return folder
-    often = sys.stderr.isatty() or "ipykernel" in sys.modules  # elsewhere stderr may be a file
-    about = {"desc": " · ".join(filter(None, (position, folder.name))), "mininterval": 1 if often else 30}
-    with tqdm(**about, unit="image", dynamic_ncols=True, disable=not parallel.first()) as bar:
+    about = " · ".join(filter(None, (position, folder.name)))
+    with tqdm(desc=about, unit="image", dynamic_ncols=True, disable=not parallel.first()) as bar:
         # ---- build
         recipe, device = run.training, choose_device(run.training.device)
         automatic = "bfloat16" if device.type == "cuda" else "float32"
@@ -60,7 +59,8 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
         # Proxies are numbered 0..C-1 over the training classes, whatever labels the table gives them.
         classes, labels = np.unique(benchmark.train["label"].to_numpy(), return_inverse=True)
         torch.manual_seed(run.seed)
-        loss = losses.make(run.loss, len(classes), run.dim, **run.loss_settings)
+        names = benchmark.train.groupby("label")["class_name"].first().tolist()
+        loss = losses.make(run.loss, len(classes), run.dim, names, **run.loss_settings)
         options = {"image_size": run.data.image_size, "normalise": loss.normalised_input}
         model = models.build(run.method, run.backbone, run.dim, pretrained=run.pretrained, **options)
         if parallel.first():
@@ -149,7 +149,8 @@ def embed(model, benchmark, rows: pd.DataFrame, settings, *, device="cpu", worke
     """Embeddings (n, dim) float32 of rows of a benchmark, by the test view of `settings`, a `config.Data`.
     With `prompt_weights`, of a model with a prompt pool, these and the weights (n, M) of its prompts."""
     view = batches.view(settings, *models.backbones.normalisation(model.backbone))
-    plan = batches.Plan(batches.ordered_batches(len(rows), 256), workers=workers, device=device)
+    parts = np.split(np.arange(len(rows)), range(256, len(rows), 256))
+    plan = batches.Plan(parts, workers=workers, device=device)
     model = model.eval()
     with torch.inference_mode():
         outputs = [model(images, prompt_weights=True) for images, _ in batches.batches(benchmark, rows, plan, view)]
