@@ -136,8 +136,9 @@ def heatmap(table: pd.DataFrame, title: str, label: str, fmt: str = "", signed: 
     axis = sns.heatmap(table, ax=axes[0, 0], annot=bool(fmt), fmt=fmt, yticklabels=True, **look)
     axis.grid(visible=False)
     axis.set(xlabel=table.columns.name or "", ylabel="", title=title)
-    axis.tick_params(axis="y", rotation=0)
-    axis.tick_params(axis="x", rotation=40 if max(map(len, map(str, table))) > 3 else 0)
+    plt.setp(axis.get_yticklabels(), rotation=0)
+    tilt = {"rotation": 40, "ha": "right"} if max(map(len, map(str, table))) > 3 else {"rotation": 0}
+    plt.setp(axis.get_xticklabels(), **tilt)
     return figure
 
 

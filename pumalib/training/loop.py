@@ -93,7 +93,6 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
             if bar.total is None:
                 bar.total = recipe.epochs * sum(map(len, chosen)) * parallel.size()
                 bar.n = bar.initial = round(bar.total * (at.epoch + at.step / len(chosen)) / recipe.epochs)
-                bar.unpause()  # what went before is no training
             clock = time.monotonic()
             for images, rows in batches.batches(benchmark, benchmark.train, plan, view):
                 epoch, where = at.epoch + 1, f"epoch {at.epoch + 1}, batch {at.step + 1}"
