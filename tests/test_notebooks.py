@@ -18,7 +18,7 @@ from pumalib import paths, study
 from pumalib.__main__ import main
 from pumalib.study import notebooks
 
-MINI = paths.ROOT / "results" / "mini"
+KEPT = [paths.ROOT / "results" / name for name in ("mini", "photos", "photos-gpu")]
 TEMPLATES = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
 PARAMETERS = 'profile = "smoke"  # name\noverrides = {}  # fields\n'
 P = (
@@ -47,18 +47,17 @@ def test_template(file):
     assert any("assert " in cell.source for cell in cells), "a green run must not be an empty one"
 
 
-@pytest.mark.skipif(not (MINI / "kept.jsonl").is_file(), reason="the study is not there executed")
-@pytest.mark.parametrize("file", sorted(MINI.glob("*.csv")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [file for home in KEPT for file in sorted(home.glob("*.csv"))], ids=paths.shown)
 def test_every_number_of_a_committed_table_is_the_mean_of_its_kept_runs(file, monkeypatch):
     monkeypatch.setattr(paths, "RESULTS", paths.ROOT / "results")
     table = pd.read_csv(file)
     for runs, lines in table.groupby("runs") if {"runs", "metric", "low"} <= set(table) else []:
-        again = study.collect({"row": runs.split()}, "mini").tidy.set_index(["dataset", "metric"])
+        again = study.collect({"row": runs.split()}, file.parent.name).tidy.set_index(["dataset", "metric"])
         again = again.loc[list(zip(lines["dataset"], lines["metric"]))]
         assert np.allclose(lines[["value", "low", "high"]], again[["value", "low", "high"]], atol=2e-5), runs
 
 
-@pytest.mark.parametrize("file", sorted(MINI.glob("*.ipynb")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [file for home in KEPT for file in sorted(home.glob("*.ipynb"))], ids=paths.shown)
 def test_committed_notebooks_are_of_no_machine(file):
     notebook = nbformat.read(file, as_version=4)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
