@@ -193,9 +193,7 @@ class Profile:
     dim: Dimensions = 128
     seeds: Annotated[tuple[Count, ...], _distinct] = (0,)
     side_seeds: tuple[Count, ...] = ()  # of the rows beside the headline ones (Table 3, Figs. 7 and 8); () = seeds
-    rank_scale: Annotated[Rate, Field(le=1000)] = (
-        1.0  # x the ranks of adapters and LoRA, which METHODS gives for a width of 384
-    )
+    rank_scale: Annotated[Rate, Field(le=1000)] = 1.0  # x the ranks, which METHODS gives for a width of 384
     prompt_scale: Annotated[Rate, Field(le=1000)] = 1.0  # x the tokens of a prompt, 8 for 196 patches
     training: Training = field(default_factory=Training)
     full: dict[str, Any] = field(default_factory=dict)  # settings of `training` when the backbone is tuned

@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 from torchvision.transforms import v2
 
 from ..config import Data
@@ -186,11 +186,12 @@ def _part(embedded: np.ndarray | None, places: np.ndarray, view: View, chunk: np
 
 
 def _decoded(path: str, upright: bool) -> Image.Image:
-    """`decode`, once for all epochs and runs of this process where the image is small, up to 1 GB of them."""
+    """`decode`, once for all epochs and runs of this process where the image is small, up to 1 GB of them; not in the
+    processes that decode, which end with their epoch."""
     key = path, upright, os.stat(path).st_mtime_ns if os.path.exists(path) else 0
     if (image := _small.get(key)) is None:
         image = decode(path, upright)
-        if image.width * image.height <= 128 * 128 and len(_small) < 20_000:
+        if image.width * image.height <= 128 * 128 and len(_small) < 20_000 and not get_worker_info():
             _small[key] = image
     return image
 

@@ -103,7 +103,8 @@ def _average(name: str, members: list[str], profile: str) -> None:
 
 def loss_of(run: Run) -> losses.base.Loss:
     """The loss of a run for what needs no classes: how its embeddings are compared and averaged."""
-    return losses.make(run.loss, 2, run.dim, **run.loss_settings)
+    settings = {key: value for key, value in run.loss_settings.items() if key != "similarity"}  # of the classes
+    return losses.make(run.loss, 2, run.dim, **settings)
 
 
 def model(name: str, profile: str, train: bool = False) -> models.saved.Embedder:
