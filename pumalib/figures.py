@@ -21,10 +21,11 @@ from .data import Benchmark, check_known
 from .data.batches import decode
 from .study import paper
 
-TRUE, FALSE = "#009e73", "#d55e00"  # green and red that a colour-blind reader tells apart (Okabe and Ito)
+TRUE, FALSE, GREY = "#009e73", "#d55e00", "#888888"  # a colour-blind reader tells these apart (Okabe and Ito)
 STYLE = sns.axes_style("whitegrid", {"font.sans-serif": ["DejaVu Sans"], "grid.color": "#dddddd"})
 STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888", "legend.frameon": False}
 STYLE |= {"font.size": 9, "axes.titlesize": 10, "figure.titlesize": 10, "legend.fontsize": 8, "lines.markersize": 5}
+pd.set_option("display.max_colwidth", None, "display.max_rows", None)  # what a notebook shows is whole
 plt.rcParams.update(STYLE | {"figure.constrained_layout.use": True, "grid.linewidth": 0.6})  # a notebook's own too
 
 COLOURS = sns.color_palette("colorblind", 10).as_hex()
@@ -33,7 +34,7 @@ KINDS = {"specific ": "o", "universal ": "s", "": "s"}  # of full fine-tuning wi
 LOSSES = [name for name in paper.LOSSES if name not in ("SupCon", "ProxyNCA++")]
 LOOKS = {kind + loss: (COLOURS[n], marker) for kind, marker in KINDS.items() for n, loss in enumerate(LOSSES)}
 LOOKS |= {name: (COLOURS[n % 9], "D^v<>"[n % 5]) for n, name in enumerate(config.METHODS)}
-LOOKS |= dict.fromkeys(("full", "full fine-tuning"), LOOKS["universal CurricularFace"]) | {"puma": OURS}
+LOOKS |= dict.fromkeys(("full", "full fine-tuning", "universal CurricularFace"), ("#222222", "s")) | {"puma": OURS}
 LOOKS |= {name: LOOKS[method] for name, method in paper.METHODS.items()} | {"universal PUMA": OURS}
 LOOKS |= dict.fromkeys(("frozen", "pretrained"), ("#555555", "_"))  # a dash, what the others start from
 
@@ -81,7 +82,7 @@ def intervals(table: pd.DataFrame, ylabel: str | Mapping, title="", joined=False
         for place in set(places) & set(paper.OVERALL):
             axis.axvspan(places.index(place) - 0.5, places.index(place) + 0.5, color="#f2f2f2", zorder=0)
         if zero:
-            axis.axhline(0, color="#888888", linewidth=1)
+            axis.axhline(0, color=GREY, linewidth=1)
         unit = ylabel if isinstance(ylabel, str) else ylabel[panel]
         axis.set(xlim=(-0.5, len(places) - 0.5), title=panel, xlabel=xlabel, ylabel=unit)
         crowded = sum(max(map(len, str(place).split("\n"))) for place in places) > 100 / wide
@@ -109,7 +110,7 @@ def against(panels: Mapping[str, pd.DataFrame], xlabel: str, ylabel: str, log=""
     for axis, (head, table) in zip(axes.flat, panels.items(), strict=True):
         for row, part in table.groupby("row", sort=False):
             if part["x"].isna().any():
-                axis.axhline(part["value"].item(), color="#888888", linestyle="--", linewidth=1, label=row)
+                axis.axhline(part["value"].item(), color=GREY, linestyle="--", linewidth=1, label=row)
             else:
                 _dots(axis, part["x"], part, row, look[row], joined)
         axis.set(xlabel=xlabel, ylabel=ylabel, title=head, **{f"{side}scale": "log" for side in log})
@@ -142,18 +143,58 @@ def heatmap(table: pd.DataFrame, title: str, label: str, fmt: str = "", signed: 
     return figure
 
 
-def embedding_map(points: pd.DataFrame, title: str = "t-SNE of the embedding space") -> Figure:
-    """A map of images (columns x, y, dataset, label), coloured by dataset and by class (Fig. 10)."""
-    figure, axes = _figure(1, 2, 9.5, 4.9)
-    size, codes = float(np.clip(12000 / len(points), 1.5, 14)), pd.factorize(points["label"])[0]
-    for name, (colour, _) in looks(points["dataset"]).items():
-        mine = points[points["dataset"] == name]
-        axes[0, 0].scatter(mine["x"], mine["y"], s=size, color=colour, linewidths=0, label=name)
-    hues = np.asarray(sns.husl_palette(32, l=0.55))[codes * 13 % 32]  # classes that follow each other differ
-    axes[0, 1].scatter(points["x"], points["y"], s=size, c=hues, linewidths=0)
-    for axis, what in zip(axes.flat, ("by dataset", f"by class ({codes.max() + 1:,}; hues repeat)"), strict=True):
-        axis.set(xticks=[], yticks=[], title=what)
-    return _finished(figure, axes, title, markerscale=6 / size**0.5)
+def embedding_map(maps: Mapping[str, pd.DataFrame], of: str) -> Figure:
+    """Maps of images (columns x, y, dataset, label) by title, coloured by dataset and, dataset `of`, by class (Fig. 10)."""
+    figure, axes = _figure(len(maps), 2, 9.5, 4.4, extra=0.5)
+    for (left, right), (title, points) in zip(axes, maps.items(), strict=True):
+        style = {"s": float(np.clip(12000 / len(points), 1.5, 14)), "linewidths": 0}
+        for name, (colour, _) in looks(points["dataset"]).items():
+            left.scatter("x", "y", data=points[points["dataset"] == name], color=colour, label=name, **style)
+        one = points[points["dataset"] == of]
+        codes, classes = pd.factorize(one["label"])
+        right.scatter(points["x"], points["y"], color="#e4e4e4", **style)
+        hues = np.asarray(sns.husl_palette(32, l=0.55))[codes * 13 % 32]  # classes that follow each other differ
+        right.scatter(one["x"], one["y"], c=hues, **style)
+        left.set(xticks=[], yticks=[], title=f"{title}, by dataset")
+        right.set(xticks=[], yticks=[], title=f"{of} by class ({len(classes):,}; hues repeat)")
+    return _finished(figure, axes, markerscale=6 / style["s"] ** 0.5)
+
+
+def gains(differences: pd.DataFrame, title: str = "") -> Figure:
+    """Differences in pairs, of `Results.differences`, with 95 % intervals, a panel per column; hollow: as printed."""
+    names, panels = list(dict.fromkeys(differences["difference"]))[::-1], differences.groupby("of", sort=False)
+    figure, axes = _figure(1, len(panels), 9.5, 0.8 + 0.22 * len(names))
+    for axis, (panel, part) in zip(axes.flat, panels, strict=True):
+        up, down = part["low"] > 0, part["high"] < 0
+        for said, colour, mine in (("above", TRUE, up), ("below", FALSE, down), ("undecided", GREY, ~(up | down))):
+            x, y = part["points"][mine], part["difference"][mine].map(names.index)
+            spread = np.stack([x - part["low"][mine], part["high"][mine] - x])
+            axis.errorbar(x, y, xerr=spread, fmt="o", color=colour, elinewidth=1.5, label=said)
+        if "paper" in part:
+            place = part["difference"].map(names.index)
+            axis.plot(part["paper"], place, "D", color="#222222", markerfacecolor="none", label="printed")
+        axis.axvline(0, color=GREY, linewidth=1)
+        axis.set(ylim=(-0.6, len(names) - 0.4), xlabel="points of R@1", title=panel)
+        axis.set_yticks(range(len(names)), names if axis is axes[0, 0] else [""] * len(names))
+    return _finished(figure, axes, title)
+
+
+def verdicts(card: pd.DataFrame) -> Figure:
+    """Claims of `study.scorecard` by section: whether each holds in the print, and what is said of it here."""
+    card = card.sort_values("section", kind="stable").iloc[::-1]
+    figure, axes = _figure(1, 1, 9.5, 1 + 0.2 * len(card))
+    axis, fills = axes[0, 0], {"holds, supported": TRUE, "fails, contradicted": FALSE, "undecided": GREY}
+    for said, fill in (fills | {"not printed, not testable": "none"}).items():
+        for x, column in enumerate(("print", "here")):
+            y = np.flatnonzero(card[column].isin(said.split(", ")))
+            axis.scatter(np.full(len(y), x), y, s=60, marker="s", color=fill, edgecolors=GREY, label=said)
+    labels = [textwrap.shorten(f"{section}  {claim}", 90) for section, claim in zip(card["section"], card["claim"])]
+    axis.set_yticks(range(len(card)), labels)
+    axis.set_xticks([0, 1], ["print", "here"])
+    axis.set(xlim=(-0.6, 1.6), ylim=(-0.8, len(card) - 0.2))
+    for place in np.flatnonzero(card["section"].to_numpy()[1:] != card["section"].to_numpy()[:-1]):
+        axis.axhline(place + 0.5, color="#222222", linewidth=0.6)
+    return _finished(figure, axes)
 
 
 def contact_sheet(benchmark: Benchmark, per_dataset: int = 12) -> Figure:

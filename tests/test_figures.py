@@ -41,7 +41,7 @@ def test_a_figure_is_saved_whole_with_the_same_bytes_twice(benchmark, tmp_path):
         "curves": lambda: figures.curves(tidy("p 1", "p 2"), {"p 1": ("PUMA", 1), "p 2": ("PUMA", 2)}, "number"),
         "sheet": lambda: figures.contact_sheet(benchmark, 4),
         "grid": lambda: figures.retrieval_grid(benchmark, [0, 12], {"PUMA": np.array([[1, 13], [13, 0]])}),
-        "map": lambda: figures.embedding_map(points),
+        "map": lambda: figures.embedding_map({"PUMA": points, "frozen": points}, "a"),
         "heat": lambda: figures.heatmap(pd.DataFrame([[0.1, np.nan]], columns=[1, 2]), "weights", "mean", ".1f"),
         "schematic": figures.schematic,
     }

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from IPython.display import Markdown
+from pandas.io.formats.style import Styler
 
 from .. import evaluation, losses, models, paths, training
 from ..config import Data, Profile, Run
@@ -19,6 +21,7 @@ from ..training import run_folder
 from . import kept, paper
 
 METRICS = [f"R@{k}" for k in evaluation.KS] + ["RP", "MAP@R"]
+NOTHING = pd.DataFrame()  # where the paper prints no numbers
 # Of one method and loss, each trained on another dataset: each is judged on its own, their mean on all (Sec. 5.2).
 Ensemble = tuple[Run, ...]
 
@@ -146,12 +149,13 @@ class Results:
         part = self.tidy[self.tidy["metric"] == metric]
         return part.pivot(index="row", columns="dataset", values=value).loc[list(self.names), part["dataset"].unique()]
 
-    def beside(self, printed: pd.DataFrame) -> pd.DataFrame:
-        """R@1 in percent: each dataset, then unified and harmonic with intervals, and what is printed.
+    def beside(self, printed: pd.DataFrame = NOTHING) -> pd.DataFrame:
+        """R@1 in percent: seeds, each dataset, then unified and harmonic with intervals, and what is printed.
         `printed` is `paper.table(n)` with our row names; its datasets stand beside ours only where all are the paper's."""
         value, low, high = (100 * self.wide("R@1", part) for part in ("value", "low", "high"))
         table = value.drop(columns=list(paper.OVERALL)).round(1)
         printed = paper.comparable(printed, table.columns).reindex(value.index)
+        table.insert(0, "seeds", [len(self.names[row]) for row in table.index])
         for name in value:
             if name in paper.OVERALL:
                 table[name] = [f"{v:.1f} [{a:.1f}, {b:.1f}]" for v, a, b in zip(value[name], low[name], high[name])]
@@ -159,22 +163,57 @@ class Results:
                 table[f"{name}, paper"] = printed[name]
         return table
 
+    def best(self, table: pd.DataFrame, rows: Collection[str] | None = None) -> Styler:
+        """`table`, as of `beside`, to be shown: of each column of R@1 the best is bold and the second underlined;
+        intervals stand below their number.  Of `rows` alone, if given, though the best is that of all."""
+
+        def marks(column: pd.Series) -> pd.Series:
+            places = (100 * self.wide()[column.name]).round(1).rank(method="min", ascending=False).reindex(table.index)
+            return places.map({1: "font-weight: bold", 2: "text-decoration: underline"}).fillna("")
+
+        shown = table.style.apply(marks, subset=[name for name in table if name in self.wide()])
+        shown = shown.format(lambda cell: str(cell).replace(" [", "<br><small>[") if isinstance(cell, str) else cell)
+        shown = shown.format(precision=1, na_rep="", thousands=",", subset=table.select_dtypes("number").columns)
+        return shown.hide([row for row in table.index if row not in rows]) if rows is not None else shown
+
+    def headline(self, profile: Profile, about: Collection = (), pairs: Iterable[tuple[str, str]] = ()) -> Markdown:
+        """What these rows show, in two or three sentences: harmonic R@1 of the best, of PUMA and of the frozen backbone,
+        the differences of `pairs`, and the verdicts on the paper's claims `about` some of its tables."""
+        part = self.tidy[(self.tidy["metric"] == "R@1") & (self.tidy["dataset"] == "harmonic")].set_index("row")
+        told = [row for row in part.index if paper.METHODS.get(row) == "puma" or row == paper.FROZEN]
+        numbers = (100 * part[["value", "low", "high"]]).map("{:.1f}".format)
+        levels = [f"{row} {v} [{low}, {high}]" for row, v, low, high in numbers.reset_index().itertuples(index=False)]
+        levels = [levels[part.index.get_loc(row)] for row in dict.fromkeys([part["value"].idxmax(), *told])]
+        seeds = " to ".join(map(str, sorted(set(part["seeds"]))))
+        text = f"**On `{profile.name}`** ({seeds} seeds), harmonic R@1: {'; '.join(levels).replace(']', '], the highest', 1)}."
+        gains = [
+            f"{one.difference} {one.points:+.1f} [{one.low:+.1f}, {one.high:+.1f}]"
+            for one in self.differences(pairs, columns=["harmonic"]).itertuples()
+        ]
+        text += f"  In pairs: {'; '.join(gains)}." * bool(gains)
+        card = paper.scorecard(profile, about) if about else pd.DataFrame(columns=["here", "claim"])
+        for here, claims in card.groupby("here")["claim"]:
+            some = ": *" + "; ".join(claims) + "*" if here in ("supported", "contradicted") else ""
+            text += f"  Of the paper's claims {len(claims)} {here}{some}."
+        return Markdown(text)
+
     def difference(self, row: str, other: str) -> pd.DataFrame:
         """R@1 of `row` minus `other` per dataset, by `evaluation.paired_difference`."""
         return kept.difference([self.names[row]], [self.names[other]], self.profile)
 
-    def differences(self, pairs: Iterable[tuple[str, str]], printed: pd.DataFrame, columns=paper.OVERALL):
-        """R@1 of the first of each pair minus the second in points: as printed, and here with interval and p-value.
-        Pairs of rows that were not run are left out; a p-value needs two seeds (`evaluation.paired_difference`)."""
+    def differences(self, pairs: Iterable[tuple[str, str]], printed: pd.DataFrame = NOTHING, columns=paper.OVERALL):
+        """R@1 of the first of each pair minus the second: `points`, `low` and `high`, `p`, and `paper`, as printed.
+        Pairs of rows that were not run are left out, and columns without a number: a p-value needs two seeds."""
         lines = []
         for row, other in (pair for pair in pairs if set(pair) <= set(self.names)):
             gains, both = self.difference(row, other), {row, other} <= set(printed.index)
             for name in columns:
-                said = f"{printed.at[row, name] - printed.at[other, name]:+.1f}" if both and name in printed else ""
+                said = printed.at[row, name] - printed.at[other, name] if both and name in printed else np.nan
                 value, low, high, above, below = gains.loc[name, ["value", "low", "high", "above", "below"]]
-                here = f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-                lines.append((f"{row} - {other}", name, said, here, 2 * min(above, below)))
-        return pd.DataFrame(lines, columns=["difference", "of", "paper", "here", "p"])
+                points = [round(100 * number, 1) for number in (value, low, high)]
+                lines.append((f"{row} - {other}", name, *points, round(2 * min(above, below), 4), round(said, 1)))
+        table = pd.DataFrame(lines, columns=["difference", "of", "points", "low", "high", "p", "paper"])
+        return table.dropna(axis=1, how="all") if lines else table
 
     def save(self, name: str) -> Path:
         """Write the tidy table to `results/<profile>/<name>.csv`."""
