@@ -8,7 +8,7 @@ import yaml
 from filelock import Timeout
 
 from . import config, paths, training
-from .data import download
+from .data import batches, download, prepared, read
 from .study import kept, notebooks, paper
 from .training import parallel
 
@@ -143,13 +143,14 @@ def data(action, datasets, root, benchmark, mirror):
     root = paths.resolve(root)
     if action == "status":
         return click.echo(download.status(root).to_string())
-    if action == "prepare":
-        return click.echo(download.prepare(datasets, root, benchmark))
     if action == "download":
         return int(bool(download.download(datasets, root, mirror)))
-    bad = download.verify(datasets, root, benchmark)
-    click.echo(bad.to_string() if len(bad) else "every image can be decoded")
-    return int(len(bad) > 0)
+    found = read(benchmark, root, datasets, strict=False)
+    if action == "prepare":
+        return click.echo(prepared.prepare(found))
+    bad = batches.unreadable(found).values()
+    click.echo("\n".join(map(str, bad)) or "every image can be decoded")
+    return int(bool(bad))
 
 
 @cli.command()

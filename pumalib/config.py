@@ -161,10 +161,6 @@ class Run:
         return json.dumps(asdict(self), indent=2)
 
     @classmethod
-    def from_json(cls, text: str) -> "Run":
-        return cls.from_dict(json.loads(text))
-
-    @classmethod
     def from_dict(cls, content: Mapping) -> "Run":
         return checked("run", cls, content)
 

@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 
 from pumalib import config
 from pumalib.data import COLUMNS, Benchmark, batches
-from pumalib.data.batches import ImageError, Plan, View, decode
+from pumalib.data.batches import ImageError, View, decode
 
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 TRAIN = View(32, *HALF, crop_scale=(0.2, 1.0), flip=True)
@@ -171,9 +171,9 @@ def test_unreadable_images_are_named_and_dropped(damaged):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_image_stops_the_batches(damaged, workers):
-    plan = Plan(np.split(np.arange(12), 3), workers=workers)
+    plan = np.split(np.arange(12), 3)
     with pytest.raises(ImageError, match=r"3\.jpg: cannot be read") as caught:
-        next(batches.batches(damaged, damaged.images, plan, TRAIN))
+        next(batches.batches(damaged, damaged.images, plan, TRAIN, workers=workers))
     assert "Traceback" not in str(caught.value)
     within_20_s(lambda: not multiprocessing.active_children())
 
@@ -207,7 +207,7 @@ def test_the_test_view_is_resize_and_centre_crop_of_a_long_strip_too():
 
 
 def collect(benchmark, order, view=TRAIN, **plan):
-    return list(batches.batches(benchmark, benchmark.images, Plan(order, **{"seed": 5, "epoch": 2, **plan}), view))
+    return list(batches.batches(benchmark, benchmark.images, order, view, **{"seed": 5, "epoch": 2, **plan}))
 
 
 def equal(one, two):
@@ -236,7 +236,7 @@ def test_same_batches_whatever_the_workers_the_start_and_the_parts(source, reque
 
 def test_embedded_pixels_of_the_right_size_are_only_normalised(embedded):
     rows, colours = embedded.images.iloc[[7, 3, 50]], ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    ((images, positions),) = batches.batches(embedded, rows, Plan([np.array([2, 0])]), View(32, *colours))
+    ((images, positions),) = batches.batches(embedded, rows, [np.array([2, 0])], View(32, *colours))
     expected = torch.from_numpy(embedded.pixels[[50, 7]]).permute(0, 3, 1, 2) / 255
     assert positions.tolist() == [2, 0] and images.dtype == torch.float32
     torch.testing.assert_close(images, v2.functional.normalize(expected, *colours))
@@ -264,8 +264,8 @@ def test_workers_end_with_a_killed_parent(files):
 def hold(benchmark, connection):
     """Take one batch and leave the workers with full pipes."""
     torch.set_num_threads(1)
-    plan = Plan(np.split(np.arange(150), 15) * 10, workers=2)
-    taken = batches.batches(benchmark, benchmark.images, plan, View(224, *HALF))
+    positions = np.split(np.arange(150), 15) * 10
+    taken = batches.batches(benchmark, benchmark.images, positions, View(224, *HALF), workers=2)
     next(taken)
     connection.send([child.pid for child in multiprocessing.active_children()])
     time.sleep(60)

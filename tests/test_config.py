@@ -1,5 +1,6 @@
 """Profiles and runs: what they refuse, what they keep, and when two runs are the same."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ def test_every_profile_reads_and_makes_every_method(name):
     profile = config.profile(name)
     for method in config.METHODS:
         run = profile.run(method)
-        assert config.Run.from_json(run.to_json()) == run
+        assert config.Run.from_dict(json.loads(run.to_json())) == run
 
 
 def test_paper_profile_is_the_papers_setting():

@@ -153,15 +153,13 @@ def test_half_an_archive(tmp_path, kind):
 
 def test_status_and_verify(tmp_path):
     root = fake_datasets.small(tmp_path / "root", "cub", "sop", "dogs")
-    with pytest.warns(UserWarning, match="Table 1"):
-        assert len(download.verify(["cub", "dogs"], root)) == 0
-    images = data.read("paper", root, ["cub", "dogs"], strict=False).images
-    bad = images.path.iloc[[3, 15]]
+    benchmark = data.read("paper", root, ["cub", "dogs"], strict=False)
+    assert not batches.unreadable(benchmark)
+    bad = benchmark.images.path.iloc[[3, 15]]
     (root / bad.iloc[0]).write_bytes((root / bad.iloc[0]).read_bytes()[:-20])
     (root / bad.iloc[1]).write_bytes(b"")
-    table = download.verify(["cub", "dogs"], root)
-    assert table.path.tolist() == bad.tolist() and table.dataset.tolist() == ["cub", "dogs"]
-    assert table.error.str.contains("cannot be read").all()
+    errors = batches.unreadable(benchmark)
+    assert list(errors) == [3, 15] and all("cannot be read" in str(error) for error in errors.values())
     (root / "Stanford_Online_Products" / "Ebay_test.txt").unlink()
     table = download.status(root).set_index("dataset")
     assert list(table.index) == list(paper.DATASETS) and "Ebay_test.txt" in table.state["sop"]
@@ -186,8 +184,8 @@ def test_prepared_copies_look_the_same(root):
     settings = config.Data(benchmark="folders", root=str(root), prepared=True)
     with pytest.raises(ValueError, match=r"24 of 24 images .* prepare --benchmark folders --root .*root birds cars`"):
         data.load(settings)
-    folder = download.prepare(None, root, "folders")
-    original, copies = data.read("folders", root), data.load(settings)
+    original = data.read("folders", root)
+    folder, copies = prepared.prepare(original), data.load(settings)
     assert copies.root == folder and copies.digest() != original.digest()
     assert copies.images.drop(columns="path").equals(original.images.drop(columns="path"))
     for upright in (False, True):
@@ -203,7 +201,7 @@ def test_prepared_copies_look_the_same(root):
     (root / original.images.path[20]).write_bytes(b"no image")
     os.utime(root / original.images.path[20], ns=(0, 10**18))  # times are told apart by 2 s or more
     with pytest.raises(ValueError, match="1 images cannot be prepared, all others are; .*cannot be read"):
-        download.prepare(None, root, "folders")
+        prepared.prepare(original)
     assert prepared.use_prepared(original.select(["birds"])).digest() != before
     with pytest.raises(ValueError, match="'mini' is embedded; only image files are prepared"):
         data.load(config.Data(prepared=True))

@@ -35,6 +35,10 @@ def benchmark(tmp_path):
 
 def test_a_figure_is_saved_whole_with_the_same_bytes_twice(benchmark, tmp_path):
     points = benchmark.images.assign(x=np.arange(42.0), y=0.0)
+    differences = pd.DataFrame(
+        {"difference": ["a - b", "c - b"], "of": "harmonic", "points": [1, -1], "low": [0, -2], "high": [2, 0]}
+    )
+    card = pd.DataFrame({"section": ["1", "2"], "claim": "text", "print": ["holds", "fails"], "here": "undecided"})
     draw = {
         "bars": lambda: figures.accuracy_bars(tidy("VPT", "PUMA")),
         "parameters": lambda: figures.accuracy_against_parameters(tidy("VPT", "PUMA"), {"VPT": 100, "PUMA": 2000}),
@@ -43,7 +47,9 @@ def test_a_figure_is_saved_whole_with_the_same_bytes_twice(benchmark, tmp_path):
         "grid": lambda: figures.retrieval_grid(benchmark, [0, 12], {"PUMA": np.array([[1, 13], [13, 0]])}),
         "map": lambda: figures.embedding_map({"PUMA": points, "frozen": points}, "a"),
         "heat": lambda: figures.heatmap(pd.DataFrame([[0.1, np.nan]], columns=[1, 2]), "weights", "mean", ".1f"),
-        "schematic": figures.schematic,
+        "gains": lambda: figures.gains(differences),
+        "verdicts": lambda: figures.verdicts(card),
+        "field": lambda: figures.field({"a": {"at": [(0, 0)], "move": [(1, 1)], "colours": "k"}}),
     }
     for name, make in draw.items():
         one, two = (figures.save(make(), tmp_path / part / f"{name}.png") for part in ("one", "two"))

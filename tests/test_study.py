@@ -1,6 +1,5 @@
 """Runs are trained once, kept, found again, told apart, and gathered into one table; models are analysed by their names."""
 
-import copy
 import json
 import shutil
 import subprocess
@@ -131,23 +130,6 @@ def test_a_plan_tells_runs_and_trains_none(results, tmp_path, monkeypatch):
     assert table["images"].tolist() == [*counts, sum(counts)] and not table["kept"].any()
 
 
-def test_agreement_with_another_profile(results, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "RESULTS", tmp_path)
-    for home in ("test", "study"):
-        (tmp_path / home).mkdir()
-        shutil.copy(trained / "test" / "kept.jsonl", tmp_path / home)
-    found = study.agreement(results)
-    assert set(found["verdict"]) == {"agrees"} and (found["equal hits"] == 1).all() and len(found) == 4
-    name = results.names["PUMA"][0]
-    record = copy.deepcopy(kept.read("study")[name])
-    record["table"][-1]["R@1"] += 0.003
-    other = {key: evaluation.pack(1 - hits) for key, hits in kept.hits(name, "study").items()}
-    for hits, verdict in ((record["hits"], "drifted"), (other, "DIFFERS")):
-        kept._put(name, None, "study")
-        kept.add(record | {"hits": hits}, "study")
-        assert study.agreement(results).loc[("PUMA", name), "verdict"] == verdict
-
-
 def test_verdicts_and_printed_numbers_beside(results):
     printed = pd.DataFrame({"cub": [80.0, 70.0], "unified": [80.0, 60.0]}, index=["PUMA", "Linear"])
     difference = results.difference("PUMA", "Linear")
@@ -159,6 +141,16 @@ def test_verdicts_and_printed_numbers_beside(results):
     table, measured = results.beside(printed), 100 * results.wide().loc["PUMA"]
     assert table.at["PUMA", "unified"].startswith(f"{measured['unified']:.1f} [")
     assert table.at["PUMA", "unified, paper"] == 80 and table.columns[-1] == "harmonic"
+    marked = results.best(table)._compute().ctx  # (row, column): its style
+    first = list(table.index).index(results.wide()["unified"].idxmax())
+    column = table.columns.get_loc("unified")
+    assert marked[first, column] == [("font-weight", "bold")]
+    assert marked[1 - first, column] == [("text-decoration", "underline")]
+    assert "PUMA" in results.best(table, ["PUMA"]).to_html() and "Linear" not in results.best(table, ["PUMA"]).to_html()
+    told = results.headline(PROFILE, pairs=[("PUMA", "Linear")]).data
+    points = results.differences([("PUMA", "Linear")], columns=["harmonic"])["points"][0]
+    assert f"{results.wide()['harmonic'].idxmax()} {100 * results.wide()['harmonic'].max():.1f} [" in told.split(";")[0]
+    assert f"PUMA - Linear {points:+.1f} [" in told
     for names, beside in (({"photos": "cub", "aircraft": "b"}, False), ({"photos": "cub", "aircraft": "cars"}, True)):
         renamed = replace(results, tidy=results.tidy.replace({"dataset": names})).beside(printed)
         assert ("cub, paper" in renamed) == beside  # a name alone makes no CUB

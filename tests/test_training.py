@@ -108,8 +108,8 @@ def test_leftovers_of_dead_processes_are_swept_and_no_others(tmp_path):
 def test_a_killed_run_goes_on_to_the_same_weights(uninterrupted, tmp_path):
     folder = tmp_path / "killed"
     (tmp_path / "run.json").write_text(RUN.to_json())
-    program = "import sys, pathlib; from pumalib import config, training; here = pathlib.Path(sys.argv[1]); "
-    program += "training.train(config.Run.from_json((here / 'run.json').read_text()), here / 'killed')"
+    program = "import json, sys, pathlib; from pumalib import config, training; here = pathlib.Path(sys.argv[1]); "
+    program += "training.train(config.Run.from_dict(json.loads((here / 'run.json').read_text())), here / 'killed')"
     process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not (folder / "checkpoint.previous.pt").is_file():  # two steps are done

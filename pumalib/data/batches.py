@@ -135,40 +135,29 @@ def normalise(images: Tensor, view: View) -> Tensor:
     return images
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Which batches are made, where and for what."""
-
-    positions: Sequence[np.ndarray]  # of each batch's images, in the rows
-    seed: int = 0
-    epoch: int = 0
-    first: int = 0  # begin with this batch, as if those before it had been taken
-    part: int = 0  # each of `positions` is this one of the equal parts of a batch, and augmented as there
-    workers: int = 0  # processes that decode; 0: this one
-    device: torch.device | str = "cpu"  # where the batches are wanted
-
-
-def batches(benchmark: Benchmark, rows: pd.DataFrame, plan: Plan, view: View) -> Iterator[tuple[Tensor, np.ndarray]]:
-    """Images (B, 3, size, size) float32, normalised, on the plan's device, and positions (B,) in `rows`; ImageError."""
+def batches(benchmark, rows, positions, view, seed=0, *, epoch=0, first=0, part=0, workers=0, device="cpu") -> Iterator:
+    """Images (B, 3, size, size) float32, normalised, on `device`, and their places (B,) in the table `rows`, for each
+    batch that `positions` has; ImageError.  It begins with batch `first`, as if those before had been taken; all are the same
+    one, `part`, of equal parts of batches, and augmented as there; `workers` processes decode, 0: this one."""
     # One array of bytes, not 100,000 str: reading those in forked workers would copy their memory.
     places = [os.fsencode(f"{benchmark.root}/{path}") if benchmark.pixels is None else path for path in rows["path"]]
     make, chunks = partial(_part, benchmark.pixels, np.array(places), view), []
-    for place, positions in enumerate(plan.positions[plan.first :], plan.first):
-        rng = np.random.default_rng((_AUGMENT, plan.seed, plan.epoch, place))
-        seeds = rng.integers(2**63, size=(plan.part + 1, len(positions)))[plan.part]
-        chunks += np.split(np.stack([positions, seeds], 1), range(_CHUNK, len(positions), _CHUNK))
+    for place, mine in enumerate(positions[first:], first):
+        rng = np.random.default_rng((_AUGMENT, seed, epoch, place))
+        seeds = rng.integers(2**63, size=(part + 1, len(mine)))[part]
+        chunks += np.split(np.stack([mine, seeds], 1), range(_CHUNK, len(mine), _CHUNK))
     own = {"generator": torch.Generator(), "worker_init_fn": _end_with_parent}  # else it draws from the training's
-    parts = iter(DataLoader(chunks, None, collate_fn=make, num_workers=plan.workers, **own))
-    pin = torch.device(plan.device).type == "cuda"
+    parts = iter(DataLoader(chunks, None, collate_fn=make, num_workers=workers, **own))
+    pin = torch.device(device).type == "cuda"
     try:
-        for positions in plan.positions[plan.first :]:
-            batch = torch.empty((len(positions), 3, view.size, view.size), dtype=torch.uint8, pin_memory=pin)
+        for mine in positions[first:]:
+            batch = torch.empty((len(mine), 3, view.size, view.size), dtype=torch.uint8, pin_memory=pin)
             for at in range(0, len(batch), _CHUNK):
-                part = next(parts)
-                if isinstance(part, str):
-                    raise ImageError(part)
-                batch[at : at + _CHUNK] = torch.from_numpy(part)
-            yield normalise(batch.to(plan.device, non_blocking=pin), view), np.asarray(positions)
+                chunk = next(parts)
+                if isinstance(chunk, str):
+                    raise ImageError(chunk)
+                batch[at : at + _CHUNK] = torch.from_numpy(chunk)
+            yield normalise(batch.to(device, non_blocking=pin), view), np.asarray(mine)
     finally:
         del parts  # ends the workers now, also where a traceback keeps this frame
 

@@ -17,7 +17,7 @@ import pandas as pd
 import pooch
 from tqdm import tqdm
 
-from . import batches, check_known, paper, prepared, read
+from . import check_known, paper, prepared
 
 
 def status(root: str | Path) -> pd.DataFrame:
@@ -123,15 +123,3 @@ def _members(archive: Path, packed: zipfile.ZipFile | tarfile.TarFile) -> list:
         if not path.name.startswith("._") and "__MACOSX" not in path.parts:
             members.append(member)
     return members
-
-
-def verify(names: list[str] | None, root: str | Path, benchmark: str = "paper") -> pd.DataFrame:
-    """Decode every image of some datasets (None: all): dataset, path and error of each that cannot be read."""
-    found = read(benchmark, root, names, strict=False)
-    errors = batches.unreadable(found)
-    return found.images.loc[list(errors), ["dataset", "path"]].assign(error=list(map(str, errors.values())))
-
-
-def prepare(names: list[str] | None, root: str | Path, benchmark: str = "paper") -> Path:
-    """Copy the images of some datasets (None: all) as smaller JPEGs, see `prepared`; returns the folder they are in."""
-    return prepared.prepare(read(benchmark, root, names, strict=False))

@@ -58,9 +58,8 @@ def _encode(source: str, texts: list[str]) -> np.ndarray:
     try:
         from sentence_transformers import SentenceTransformer
 
-        return SentenceTransformer(str(paths.resolve(source)) if paths.resolve(source).is_dir() else source).encode(
-            texts
-        )
+        model = SentenceTransformer(str(paths.resolve(source)) if paths.resolve(source).is_dir() else source)
+        return model.encode(texts)
     except Exception as error:  # not installed, unknown, or no network
         known = 'known: "words", a .csv or .npz file, a model of sentence-transformers (pip install ".[language]")'
         raise ValueError(f"texts = {source!r} cannot be used ({type(error).__name__}: {error}); {known}") from error

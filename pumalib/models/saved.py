@@ -54,7 +54,7 @@ def load(folder: str | Path, pretrained: str | Path | None = None, device: str |
         run, digest, normalise = (metadata[key] for key in ("run", "backbone_digest", "normalise"))
         if metadata["digest"] != backbones.state_digest(state, run, digest, normalise):
             raise ValueError("its contents have another digest")
-        run, normalise = Run.from_json(run), json.loads(normalise)
+        run, normalise = Run.from_dict(json.loads(run)), json.loads(normalise)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{file} is damaged or not of pumalib ({error!r}); copy it again or train it again") from error
     options = {"image_size": run.data.image_size, "normalise": normalise}

@@ -3,7 +3,7 @@
 from . import kept, paper
 from .kept import hits, members, run_name, run_of, runs
 from .paper import scorecard
-from .run_all import Results, agreement, collect, embed, embeddings, loss_of, model, plan, run_all, specific
+from .run_all import Results, collect, embed, embeddings, loss_of, model, plan, run_all, specific
 
-__all__ = ["Results", "agreement", "collect", "embed", "embeddings", "hits", "kept", "loss_of", "members"]
+__all__ = ["Results", "collect", "embed", "embeddings", "hits", "kept", "loss_of", "members"]
 __all__ += ["model", "paper", "plan", "run_all", "run_name", "run_of", "runs", "scorecard", "specific"]

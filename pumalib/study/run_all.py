@@ -1,9 +1,10 @@
 """Rows of a table to results: each run is trained once, kept under the name of what it is, and shared by all notebooks.
 `run_all({"PUMA": profile.run("puma"), "Linear": profile.run("linear")}, profile).wide("R@1")` is a first table."""
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collecti
     if missing and (profile.dask or profile.jobs > 1):
         from . import cluster  # Dask takes a second to import
 
-        jobs = {folder.name: (run.to_json(), str(folder)) for folder, run in missing.items()}
+        jobs = {folder.name: (asdict(run), str(folder)) for folder, run in missing.items()}
         with nullcontext(profile.dask) if profile.dask else cluster.local(profile.jobs) as address:
             cluster.each(_train_for, jobs, address, next(iter(missing)).parent)
     else:
@@ -75,8 +76,8 @@ def _asked(rows, profile: Profile, side: Collection[str]) -> Iterator[tuple[str,
             yield row, [replace(run, seed=seed) for run in ((wanted,) if isinstance(wanted, Run) else wanted)]
 
 
-def _train_for(text: str, folder: str) -> None:
-    run, name = Run.from_json(text), Path(folder).name
+def _train_for(content: dict, folder: str) -> None:
+    run, name = Run.from_dict(content), Path(folder).name
     if (mine := kept.run_name(run)) != name:
         said = "its pumalib, datasets or weights are not the client's; share checkout and datasets, or make them equal"
         raise RuntimeError(f"this worker would call this run {mine}: {said}, and restart the workers")
@@ -171,8 +172,9 @@ class Results:
             places = (100 * self.wide()[column.name]).round(1).rank(method="min", ascending=False).reindex(table.index)
             return places.map({1: "font-weight: bold", 2: "text-decoration: underline"}).fillna("")
 
-        shown = table.style.apply(marks, subset=[name for name in table if name in self.wide()])
-        shown = shown.format(lambda cell: str(cell).replace(" [", "<br><small>[") if isinstance(cell, str) else cell)
+        shown = table.style.set_uuid(run_folder.short_hash(table.to_csv()))  # else a chance one
+        shown = shown.apply(marks, subset=[name for name in table if name in self.wide()])
+        shown = shown.format(lambda cell: re.sub(r" (\[.*\])", r"<br><small>\1</small>", str(cell)))
         shown = shown.format(precision=1, na_rep="", thousands=",", subset=table.select_dtypes("number").columns)
         return shown.hide([row for row in table.index if row not in rows]) if rows is not None else shown
 
@@ -180,17 +182,14 @@ class Results:
         """What these rows show, in two or three sentences: harmonic R@1 of the best, of PUMA and of the frozen backbone,
         the differences of `pairs`, and the verdicts on the paper's claims `about` some of its tables."""
         part = self.tidy[(self.tidy["metric"] == "R@1") & (self.tidy["dataset"] == "harmonic")].set_index("row")
-        told = [row for row in part.index if paper.METHODS.get(row) == "puma" or row == paper.FROZEN]
-        numbers = (100 * part[["value", "low", "high"]]).map("{:.1f}".format)
-        levels = [f"{row} {v} [{low}, {high}]" for row, v, low, high in numbers.reset_index().itertuples(index=False)]
-        levels = [levels[part.index.get_loc(row)] for row in dict.fromkeys([part["value"].idxmax(), *told])]
+        named = [row for row in part.index if paper.METHODS.get(row) == "puma" or row == paper.FROZEN]
+        rows = part.loc[list(dict.fromkeys([part["value"].idxmax(), *named])), ["value", "low", "high"]] * 100
+        levels = [f"{row} {v:.1f} [{low:.1f}, {high:.1f}]" for row, v, low, high in rows.itertuples()]
         seeds = " to ".join(map(str, sorted(set(part["seeds"]))))
-        text = f"**On `{profile.name}`** ({seeds} seeds), harmonic R@1: {'; '.join(levels).replace(']', '], the highest', 1)}."
-        gains = [
-            f"{one.difference} {one.points:+.1f} [{one.low:+.1f}, {one.high:+.1f}]"
-            for one in self.differences(pairs, columns=["harmonic"]).itertuples()
-        ]
-        text += f"  In pairs: {'; '.join(gains)}." * bool(gains)
+        text = f"**On `{profile.name}`** (seeds: {seeds}), harmonic R@1: {levels[0]}, the highest; {'; '.join(levels[1:])}."
+        gains = self.differences(pairs, columns=["harmonic"]).itertuples()
+        gains = [f"{one.difference} {one.points:+.1f} [{one.low:+.1f}, {one.high:+.1f}]" for one in gains]
+        text = text.replace("; .", ".") + f"  In pairs: {'; '.join(gains)}." * bool(gains)
         card = paper.scorecard(profile, about) if about else pd.DataFrame(columns=["here", "claim"])
         for here, claims in card.groupby("here")["claim"]:
             some = ": *" + "; ".join(claims) + "*" if here in ("supported", "contradicted") else ""
@@ -237,25 +236,6 @@ def collect(names: Mapping[str, list[str]], profile: str | Path) -> Results:
             interval = evaluation.interval(*np.array(found, float))
             lines.append({"row": row, "dataset": dataset, "metric": metric, **interval, **shared})
     return Results(profile, pd.DataFrame(lines), pd.DataFrame(parameters).set_index("row"), dict(names))
-
-
-def agreement(results: Results) -> pd.DataFrame:
-    """How runs that are kept in another profile too came out: R@1 in percent, the share of queries with equal R@1, and
-    "agrees" (unified and harmonic within 0.2 points), "drifted" (no difference in pairs: rounding grew) or "DIFFERS"."""
-    found, columns = [], ["unified", "unified, there", "harmonic", "harmonic, there", "equal hits", "verdict"]
-    homes = {file.parent for root in (paths.RESULTS, paths.ROOT / "results") for file in root.glob("*/kept.jsonl")}
-    ours = paths.RESULTS / results.profile
-    names = [(row, name) for row, names in results.names.items() for name in names]
-    for (row, name), home in product(names, sorted(homes - {ours})):
-        if name in kept.read(home):
-            tables = [kept.record(name, place)["table"][-2:] for place in (ours, home)]  # unified and harmonic
-            r1 = 100 * np.array([[line["R@1"] for line in table] for table in tables])
-            gain = kept.difference([[name]], [[name]], ours, other=home).loc[list(paper.OVERALL)]
-            chance = "drifted" if ((gain["low"] <= 0) & (gain["high"] >= 0)).all() else "DIFFERS"
-            verdict = "agrees" if np.abs(r1[0] - r1[1]).max() <= 0.2 else chance
-            equal = np.mean(kept.hits(name, ours)["unified"] == kept.hits(name, home)["unified"])
-            found.append((row, name, home.name, *r1.T.ravel(), equal, verdict))
-    return pd.DataFrame(found, columns=["row", "name", "other profile", *columns]).set_index(["row", "name"])
 
 
 def plan(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[str] = ()) -> pd.DataFrame:

@@ -89,12 +89,13 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
             else:
                 chosen = batches.random_batches(len(labels), recipe.batch_size, run.seed, at.epoch)
             chosen = parallel.share(chosen)
-            plan = batches.Plan(chosen, run.seed, at.epoch, at.step, parallel.rank(), recipe.workers, device)
+            place = {"epoch": at.epoch, "first": at.step, "part": parallel.rank(), "workers": recipe.workers}
+            stream = batches.batches(benchmark, benchmark.train, chosen, view, run.seed, device=device, **place)
             if bar.total is None:
                 bar.total = recipe.epochs * sum(map(len, chosen)) * parallel.size()
                 bar.n = bar.initial = round(bar.total * (at.epoch + at.step / len(chosen)) / recipe.epochs)
             clock = time.monotonic()
-            for images, rows in batches.batches(benchmark, benchmark.train, plan, view):
+            for images, rows in stream:
                 epoch, where = at.epoch + 1, f"epoch {at.epoch + 1}, batch {at.step + 1}"
                 lr = learning_rate(recipe, at.epoch, at.step, len(chosen))
                 for group in optimizer.param_groups:
@@ -149,10 +150,9 @@ def embed(model, benchmark, rows: pd.DataFrame, settings, *, device="cpu", worke
     With `prompt_weights`, of a model with a prompt pool, these and the weights (n, M) of its prompts."""
     view = batches.view(settings, *models.backbones.normalisation(model.backbone))
     parts = np.split(np.arange(len(rows)), range(256, len(rows), 256))
-    plan = batches.Plan(parts, workers=workers, device=device)
-    model = model.eval()
+    shown, model = batches.batches(benchmark, rows, parts, view, workers=workers, device=device), model.eval()
     with torch.inference_mode():
-        outputs = [model(images, prompt_weights=True) for images, _ in batches.batches(benchmark, rows, plan, view)]
+        outputs = [model(images, prompt_weights=True) for images, _ in shown]
     embeddings, weights = (p if p[0] is None else torch.cat(p).float().cpu().numpy() for p in zip(*outputs))
     return (embeddings, weights) if prompt_weights else embeddings
 
