@@ -129,7 +129,7 @@ def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int]
 
 def heatmap(table: pd.DataFrame, title: str, label: str, fmt: str = "", signed: bool = False) -> Figure:
     """Rows by columns as colours (Fig. 4), NaN left out; `fmt` writes the numbers, `signed` is a scale from -1 to 1."""
-    width = 2.5 + 0.06 * max(map(len, map(str, table.index))) + (0.6 if fmt else 0.4) * table.shape[1]
+    width = 2.5 + 0.06 * max(map(len, map(str, table.index))) + (0.6 if fmt else 0.25) * table.shape[1]
     figure, axes = _figure(1, 1, max(4.5, width), 1.5 + 0.3 * len(table))
     look = {"cmap": "vlag_r", "vmin": -1, "vmax": 1} if signed else {"cmap": "viridis"}
     look |= {"linewidths": 0.4, "annot_kws": {"size": 7}, "cbar_kws": {"label": label, "pad": 0.02}}
@@ -162,7 +162,7 @@ def embedding_map(maps: Mapping[str, pd.DataFrame], of: str) -> Figure:
 def gains(differences: pd.DataFrame, title: str = "") -> Figure:
     """Differences in pairs, of `Results.differences`, with 95 % intervals, a panel per column; hollow: as printed."""
     names, panels = list(dict.fromkeys(differences["difference"]))[::-1], differences.groupby("of", sort=False)
-    figure, axes = _figure(1, len(panels), 9.5, 0.8 + 0.22 * len(names))
+    figure, axes = _figure(1, len(panels), 9.5, 1.4 + 0.22 * len(names))
     for axis, (panel, part) in zip(axes.flat, panels, strict=True):
         x, y, up, down = part["points"], part["difference"].map(names.index), part["low"] > 0, part["high"] < 0
         for said, colour, mine in (("above", TRUE, up), ("below", FALSE, down), ("undecided", GREY, ~(up | down))):
@@ -207,6 +207,7 @@ def field(panels: Mapping[str, Mapping], columns: int = 4) -> Figure:
         for points, colour, size, marker in of.get("dots", ()):
             axis.scatter(*np.transpose(points), size, colour, marker, zorder=3)
         axis.set(xticks=[], yticks=[], aspect="equal", title=title)
+        axis.margins(0.15)  # an arrow may end outside the points
     return _finished(figure, axes)
 
 

@@ -150,7 +150,7 @@ def test_verdicts_and_printed_numbers_beside(results):
     told = results.headline(PROFILE, pairs=[("PUMA", "Linear")]).data
     points = results.differences([("PUMA", "Linear")], columns=["harmonic"])["points"][0]
     assert f"{results.wide()['harmonic'].idxmax()} {100 * results.wide()['harmonic'].max():.1f} [" in told.split(";")[0]
-    assert f"PUMA - Linear {points:+.1f} [" in told
+    assert f"PUMA over Linear {points:+.1f} [" in told
     for names, beside in (({"photos": "cub", "aircraft": "b"}, False), ({"photos": "cub", "aircraft": "cars"}, True)):
         renamed = replace(results, tidy=results.tidy.replace({"dataset": names})).beside(printed)
         assert ("cub, paper" in renamed) == beside  # a name alone makes no CUB

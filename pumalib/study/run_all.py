@@ -174,7 +174,7 @@ class Results:
 
         shown = table.style.set_uuid(run_folder.short_hash(table.to_csv()))  # else a chance one
         shown = shown.apply(marks, subset=[name for name in table if name in self.wide()])
-        shown = shown.format(lambda cell: re.sub(r" (\[.*\])", r"<br><small>\1</small>", str(cell)))
+        shown = shown.format(lambda cell: re.sub(r" \[(.*), (.*)\]", r"<br><small>[\1,&nbsp;\2]</small>", str(cell)))
         shown = shown.format(precision=1, na_rep="", thousands=",", subset=table.select_dtypes("number").columns)
         return shown.hide([row for row in table.index if row not in rows]) if rows is not None else shown
 
@@ -187,13 +187,13 @@ class Results:
         levels = [f"{row} {v:.1f} [{low:.1f}, {high:.1f}]" for row, v, low, high in rows.itertuples()]
         seeds = " to ".join(map(str, sorted(set(part["seeds"]))))
         text = f"**On `{profile.name}`** (seeds: {seeds}), harmonic R@1: {levels[0]}, the highest; {'; '.join(levels[1:])}."
-        gains = self.differences(pairs, columns=["harmonic"]).itertuples()
+        gains, verdicts = self.differences(pairs, columns=["harmonic"]).itertuples(), []
         gains = [f"{one.difference} {one.points:+.1f} [{one.low:+.1f}, {one.high:+.1f}]" for one in gains]
         text = text.replace("; .", ".") + f"  In pairs: {'; '.join(gains)}." * bool(gains)
-        card = paper.scorecard(profile, about) if about else pd.DataFrame(columns=["here", "claim"])
-        for here, claims in card.groupby("here")["claim"]:
+        for here, claims in paper.scorecard(profile, about).groupby("here")["claim"] if about else ():
             some = ": *" + "; ".join(claims) + "*" if here in ("supported", "contradicted") else ""
-            text += f"  Of the paper's claims {len(claims)} {here}{some}."
+            verdicts.append(f"{len(claims)} {here}{some}")
+        text += f"  Of the paper's claims about it: {'; '.join(verdicts)}." * bool(verdicts)
         return Markdown(text)
 
     def difference(self, row: str, other: str) -> pd.DataFrame:
@@ -209,8 +209,8 @@ class Results:
             for name in columns:
                 said = printed.at[row, name] - printed.at[other, name] if both and name in printed else np.nan
                 value, low, high, above, below = gains.loc[name, ["value", "low", "high", "above", "below"]]
-                points = [round(100 * number, 1) for number in (value, low, high)]
-                lines.append((f"{row} - {other}", name, *points, round(2 * min(above, below), 4), round(said, 1)))
+                points = [round(100 * number, 1) + 0.0 for number in (value, low, high)]  # no -0.0
+                lines.append((f"{row} over {other}", name, *points, round(2 * min(above, below), 4), round(said, 1)))
         table = pd.DataFrame(lines, columns=["difference", "of", "points", "low", "high", "p", "paper"])
         return table.dropna(axis=1, how="all") if lines else table
 
