@@ -171,8 +171,8 @@ def gains(differences: pd.DataFrame, title: str = "") -> Figure:
         if "paper" in part:
             axis.plot(part["paper"], y, "D", color="#222222", markerfacecolor="none", label="printed")
         axis.axvline(0, color=GREY, linewidth=1)
-        axis.set(ylim=(-0.6, len(names) - 0.4), xlabel="points of R@1", title=panel)
-        axis.set_yticks(range(len(names)), names if axis is axes[0, 0] else [""] * len(names))
+        axis.set(ylim=(-0.6, len(names) - 0.4), xlabel="points of R@1", title=panel, yticks=range(len(names)))
+        axis.set_yticklabels(names if axis is axes[0, 0] else [])
     return _finished(figure, axes, title)
 
 
@@ -186,9 +186,8 @@ def verdicts(card: pd.DataFrame) -> Figure:
             y = np.flatnonzero(card[column].isin(said.split(", ")))
             axis.scatter(np.full(len(y), x), y, s=60, marker="s", color=fill, edgecolors=GREY, label=said)
     labels = [textwrap.shorten(f"{section}  {claim}", 90) for section, claim in zip(card["section"], card["claim"])]
+    axis.set(xlim=(-0.6, 1.6), ylim=(-0.8, len(card) - 0.2), xticks=[0, 1], xticklabels=["print", "here"])
     axis.set_yticks(range(len(card)), labels)
-    axis.set_xticks([0, 1], ["print", "here"])
-    axis.set(xlim=(-0.6, 1.6), ylim=(-0.8, len(card) - 0.2))
     for place in np.flatnonzero(card["section"].to_numpy()[1:] != card["section"].to_numpy()[:-1]):
         axis.axhline(place + 0.5, color="#222222", linewidth=0.6)
     return _finished(figure, axes)
@@ -264,7 +263,7 @@ def _finished(figure: Figure, axes: np.ndarray, title: str = "", **style) -> Fig
         axis.axis("on" if axis.has_data() and axis.axison else "off")
         named |= dict(zip(*axis.get_legend_handles_labels()[::-1], strict=True))
     if len(named) > 1:
-        style |= {"loc": "outside lower center", "ncols": min(len(named), 6, 150 // max(map(len, named)))}
+        style |= {"loc": "outside lower center", "ncols": min(len(named), 6, 140 // (6 + max(map(len, named))))}
         figure.legend(named.values(), named, **style)
     figure.suptitle(title)
     return figure

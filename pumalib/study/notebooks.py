@@ -149,6 +149,8 @@ def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
                 if first is not output:  # how a stream falls into pieces is chance
                     first["text"] += output.text
                     continue
+            elif "Styler" in (plain := output.get("data", {}).get("text/plain", "")):
+                output["data"]["text/plain"] = plain.split(" at 0x")[0]  # where it lay in memory
             elif figure := output.get("data", {}).get("image/png"):
                 small = Image.open(BytesIO(base64.b64decode(figure))).convert("RGB").quantize(256)
                 small.save(file := BytesIO(), "PNG", optimize=True)  # a third of the bytes

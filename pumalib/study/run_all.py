@@ -169,7 +169,9 @@ class Results:
         intervals stand below their number.  Of `rows` alone, if given, though the best is that of all."""
 
         def marks(column: pd.Series) -> pd.Series:
-            places = (100 * self.wide()[column.name]).round(1).rank(method="min", ascending=False).reindex(table.index)
+            places = (
+                (100 * self.wide()[column.name]).round(1).rank(method="dense", ascending=False).reindex(table.index)
+            )
             return places.map({1: "font-weight: bold", 2: "text-decoration: underline"}).fillna("")
 
         shown = table.style.set_uuid(run_folder.short_hash(table.to_csv()))  # else a chance one
@@ -179,20 +181,19 @@ class Results:
         return shown.hide([row for row in table.index if row not in rows]) if rows is not None else shown
 
     def headline(self, profile: Profile, about: Collection = (), pairs: Iterable[tuple[str, str]] = ()) -> Markdown:
-        """What these rows show, in two or three sentences: harmonic R@1 of the best, of PUMA and of the frozen backbone,
-        the differences of `pairs`, and the verdicts on the paper's claims `about` some of its tables."""
-        part = self.tidy[(self.tidy["metric"] == "R@1") & (self.tidy["dataset"] == "harmonic")].set_index("row")
-        named = [row for row in part.index if paper.METHODS.get(row) == "puma" or row == paper.FROZEN]
-        rows = part.loc[list(dict.fromkeys([part["value"].idxmax(), *named])), ["value", "low", "high"]] * 100
-        levels = [f"{row} {v:.1f} [{low:.1f}, {high:.1f}]" for row, v, low, high in rows.itertuples()]
+        """What came out: the best row, PUMA and the frozen one; differences of `pairs`; verdicts on claims `about` tables."""
+        part = self.tidy.query("metric == 'R@1' and dataset == 'harmonic'").sort_values("value", ascending=False)
+        named = [part["row"].iloc[0], *(row for row in self.names if paper.METHODS.get(row) == "puma"), paper.FROZEN]
+        rows = part[part["row"].isin(named)][["row", "value", "low", "high"]].itertuples(index=False)
+        levels = "; ".join(f"{row} {100 * v:.1f} [{100 * low:.1f}, {100 * high:.1f}]" for row, v, low, high in rows)
         seeds = " to ".join(map(str, sorted(set(part["seeds"]))))
-        text = f"**On `{profile.name}`** (seeds: {seeds}), harmonic R@1: {levels[0]}, the highest; {'; '.join(levels[1:])}."
+        text = f"**On `{profile.name}`** (seeds: {seeds}), harmonic R@1, the highest first: {levels}."
         gains, verdicts = self.differences(pairs, columns=["harmonic"]).itertuples(), []
         gains = [f"{one.difference} {one.points:+.1f} [{one.low:+.1f}, {one.high:+.1f}]" for one in gains]
-        text = text.replace("; .", ".") + f"  In pairs: {'; '.join(gains)}." * bool(gains)
+        text += f"  In pairs: {'; '.join(gains)}." * bool(gains)
         for here, claims in paper.scorecard(profile, about).groupby("here")["claim"] if about else ():
-            some = ": *" + "; ".join(claims) + "*" if here in ("supported", "contradicted") else ""
-            verdicts.append(f"{len(claims)} {here}{some}")
+            sure = here in ("supported", "contradicted")
+            verdicts.append(f"{len(claims)} {here}" + f": *{'; '.join(claims)}*" * sure)
         text += f"  Of the paper's claims about it: {'; '.join(verdicts)}." * bool(verdicts)
         return Markdown(text)
 
@@ -208,8 +209,8 @@ class Results:
             gains, both = self.difference(row, other), {row, other} <= set(printed.index)
             for name in columns:
                 said = printed.at[row, name] - printed.at[other, name] if both and name in printed else np.nan
-                value, low, high, above, below = gains.loc[name, ["value", "low", "high", "above", "below"]]
-                points = [round(100 * number, 1) + 0.0 for number in (value, low, high)]  # no -0.0
+                *points, above, below = gains.loc[name, ["value", "low", "high", "above", "below"]]
+                points = [round(100 * number, 1) + 0.0 for number in points]  # no -0.0
                 lines.append((f"{row} over {other}", name, *points, round(2 * min(above, below), 4), round(said, 1)))
         table = pd.DataFrame(lines, columns=["difference", "of", "points", "low", "high", "p", "paper"])
         return table.dropna(axis=1, how="all") if lines else table
