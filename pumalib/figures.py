@@ -196,17 +196,17 @@ def verdicts(card: pd.DataFrame) -> Figure:
 def field(panels: Mapping[str, Mapping], columns: int = 4) -> Figure:
     """Vector fields in the plane, a panel per title: `at` (n, 2), `move` (n, 2) drawn as arrows of those lengths, `colours`
     (n,) or one; optional `dots` [(points (m, 2), colour, size, marker)] and `line` (X, Y, Z), Z's contour at zero."""
-    wide = min(columns, len(panels))
-    figure, axes = _figure(-(-len(panels) // wide), wide, 9.5, 9.5 / wide, extra=0.3)
+    figure, axes = _figure(-(-len(panels) // columns), columns, 9.5, 9.5 / columns, extra=0.3)
+    limits = np.array([-1.5, 1.5]) * max(np.abs(np.asarray(of["at"])).max() for of in panels.values())
     for axis, (title, of) in zip(axes.flat, panels.items(), strict=False):
         if "line" in of:
             axis.contour(*of["line"], [0], colors=GREY)
         style = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.007}
         axis.quiver(*np.transpose(of["at"]), *np.transpose(of["move"]), color=of["colours"], **style)
-        for points, colour, size, marker in of.get("dots", ()):
-            axis.scatter(*np.transpose(points), size, colour, marker, zorder=3)
-        axis.set(xticks=[], yticks=[], aspect="equal", title=title)
-        axis.margins(0.15)  # an arrow may end outside the points
+        for dots, colour, size, marker in of.get("dots", ()):
+            axis.scatter(*np.transpose(dots), size, colour, marker, zorder=3)
+        axis.set(xlim=limits, ylim=limits, aspect="equal", title=title)
+        axis.axis("off")
     return _finished(figure, axes)
 
 
@@ -244,7 +244,7 @@ def retrieval_grid(benchmark: Benchmark, queries: Sequence[int], found: Mapping[
                 edge = (TRUE, "-") if other.label == query["label"] else (FALSE, (0, (2, 1)))
                 _picture(axis, benchmark, other, 1.35 + 1.08 * place, top + 1.08 * line, *edge)
             axis.text(1.4 + 1.08 * k, top + 1.08 * line + 0.5, name, va="center")
-    title = f"Query (left) and its {k} nearest: same class green, another class red and dashed"
+    title = f"Query (left) and its {k} nearest: same class green, another class orange and dashed"
     axis.set(xlim=(-1.9, 3 + 1.08 * k), ylim=(len(queries) * height, -0.1), aspect="equal", title=title)
     axis.axis("off")
     return figure

@@ -49,7 +49,7 @@ def test_a_figure_is_saved_whole_with_the_same_bytes_twice(benchmark, tmp_path):
         "heat": lambda: figures.heatmap(pd.DataFrame([[0.1, np.nan]], columns=[1, 2]), "weights", "mean", ".1f"),
         "gains": lambda: figures.gains(differences),
         "verdicts": lambda: figures.verdicts(card),
-        "field": lambda: figures.field({"a": {"at": [(0, 0)], "move": [(1, 1)], "colours": "k"}}),
+        "field": lambda: figures.field({"a": {"at": [(1, 0)], "move": [(1, 1)], "colours": "k"}}),
     }
     for name, make in draw.items():
         one, two = (figures.save(make(), tmp_path / part / f"{name}.png") for part in ("one", "two"))

@@ -25,8 +25,8 @@ COLUMNS += ["members", "trainable", "unified", "harmonic", "seconds", "device"]
 ALWAYS = [*COLUMNS, "images_per_second", "method.name", "training.epochs", "backbone", "data.image_size"]
 
 
-class NotKept(RuntimeError):
-    """Runs that are needed are not kept, and may not be trained."""
+class NotKept(FileNotFoundError):
+    """Runs, or models, that are needed are not kept, and may not be trained."""
 
 
 def read(profile: str | Path) -> dict[str, dict]:

@@ -112,12 +112,12 @@ def loss_of(run: Run) -> losses.base.Loss:
 
 
 def model(name: str, profile: str, train: bool = False) -> models.saved.Embedder:
-    """The trained model of a kept run; if only its numbers were kept, trained again if `train`, else FileNotFoundError."""
+    """The trained model of a kept run; if only its numbers were kept, trained again if `train`, else `kept.NotKept`."""
     folder, run = kept.folder(name, profile), kept.run_of(name, profile)
     if not (folder / kept.MODEL).is_file():
         if not train:
             remedy = f"pass train=True to train it again, or call `python -m pumalib train {name} --profile {profile}`"
-            raise FileNotFoundError(f"only the numbers of {profile}/{name} were kept, not its model: {remedy}")
+            raise kept.NotKept(f"only the numbers of {profile}/{name} were kept, not its model: {remedy}")
         with kept.held(folder):
             training.train(run, folder)
     return models.load(folder, device=training.choose_device(run.training.device))
@@ -169,9 +169,7 @@ class Results:
         intervals stand below their number.  Of `rows` alone, if given, though the best is that of all."""
 
         def marks(column: pd.Series) -> pd.Series:
-            places = (
-                (100 * self.wide()[column.name]).round(1).rank(method="dense", ascending=False).reindex(table.index)
-            )
+            places = (100 * self.wide()[column.name]).round(1).rank(method="dense", ascending=False)[table.index]
             return places.map({1: "font-weight: bold", 2: "text-decoration: underline"}).fillna("")
 
         shown = table.style.set_uuid(run_folder.short_hash(table.to_csv()))  # else a chance one
