@@ -23,7 +23,7 @@ test: .venv/installed  ## formatting, every test, and every notebook at its smok
 
 site: .venv/installed  ## the executed notebooks of PROFILE as one searchable site: $(SITE)/_build/html/index.html
 	rm -rf $(SITE) && mkdir -p $(SITE)
-	cp docs/site/* $(filter-out %.failed.ipynb,$(wildcard $(RESULTS)/$(PROFILE)/[0-9]*.ipynb)) $(SITE)
+	cp -r docs/site/* $(filter-out %.failed.ipynb,$(wildcard $(RESULTS)/$(PROFILE)/[0-9]*.ipynb)) $(SITE)
 	$(BIN)/jupyter-book build --quiet $(SITE)
 
 photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/photos.md): 06, 03, 02, 12, 11; hours on a CPU

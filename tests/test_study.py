@@ -140,7 +140,7 @@ def test_verdicts_and_printed_numbers_beside(results):
     assert said["p"][0] == pytest.approx(min(above, below) / 50, abs=1e-4) and said["paper"].tolist() == [20, 0]
     table, measured = results.beside(printed), 100 * results.wide().loc["PUMA"]
     assert table.at["PUMA", "unified"].startswith(f"{measured['unified']:.1f} [")
-    assert table.at["PUMA", "unified, paper"] == 80 and table.columns[-1] == "harmonic"
+    assert table.at["PUMA", "unified, paper"] == 80 and table.columns[0] == "seeds"
     marked = results.best(table)._compute().ctx  # (row, column): its style
     first = list(table.index).index(results.wide()["unified"].idxmax())
     column = table.columns.get_loc("unified")

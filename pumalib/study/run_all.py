@@ -151,15 +151,15 @@ class Results:
         return part.pivot(index="row", columns="dataset", values=value).loc[list(self.names), part["dataset"].unique()]
 
     def beside(self, printed: pd.DataFrame = NOTHING) -> pd.DataFrame:
-        """R@1 in percent: seeds, each dataset, then unified and harmonic with intervals, and what is printed.
+        """R@1 in percent: seeds, unified and harmonic with intervals, then each dataset, and what is printed.
         `printed` is `paper.table(n)` with our row names; its datasets stand beside ours only where all are the paper's."""
         value, low, high = (100 * self.wide("R@1", part) for part in ("value", "low", "high"))
-        table = value.drop(columns=list(paper.OVERALL)).round(1)
-        printed = paper.comparable(printed, table.columns).reindex(value.index)
-        table.insert(0, "seeds", [len(self.names[row]) for row in table.index])
-        for name in value:
-            if name in paper.OVERALL:
-                table[name] = [f"{v:.1f} [{a:.1f}, {b:.1f}]" for v, a, b in zip(value[name], low[name], high[name])]
+        datasets = [name for name in value if name not in paper.OVERALL]
+        printed = paper.comparable(printed, datasets).reindex(value.index)
+        table = pd.DataFrame({"seeds": [len(self.names[row]) for row in value.index]}, value.index.rename(None))
+        for name in (*paper.OVERALL, *datasets):
+            spans = (f"{v:.1f} [{a:.1f}, {b:.1f}]" for v, a, b in zip(value[name], low[name], high[name]))
+            table[name] = list(spans) if name in paper.OVERALL else value[name].round(1)
             if name in printed:
                 table[f"{name}, paper"] = printed[name]
         return table
