@@ -167,13 +167,12 @@ class Results:
     def best(self, table: pd.DataFrame, rows: Collection[str] | None = None) -> Styler:
         """`table`, as of `beside`, to be shown: of each column of R@1 the best is bold and the second underlined;
         intervals stand below their number.  Of `rows` alone, if given, though the best is that of all."""
-
-        def marks(column: pd.Series) -> pd.Series:
-            places = (100 * self.wide()[column.name]).round(1).rank(method="dense", ascending=False)[table.index]
-            return places.map({1: "font-weight: bold", 2: "text-decoration: underline"}).fillna("")
-
+        places = (100 * self.wide()).round(1).rank(method="dense", ascending=False).loc[table.index]
+        marks = {1: "font-weight: bold", 2: "text-decoration: underline"}
         shown = table.style.set_uuid(run_folder.short_hash(table.to_csv()))  # else a chance one
-        shown = shown.apply(marks, subset=[name for name in table if name in self.wide()])
+        shown = shown.set_table_styles([{"selector": "td, th", "props": "padding: 0.3em 0.2em"}])
+        mine = [name for name in table if name in places]
+        shown = shown.apply(lambda column: places[column.name].map(marks).fillna(""), subset=mine)
         shown = shown.format(lambda cell: re.sub(r" \[(.*), (.*)\]", r"<br><small>[\1,&nbsp;\2]</small>", str(cell)))
         shown = shown.format(precision=1, na_rep="", thousands=",", subset=table.select_dtypes("number").columns)
         return shown.hide([row for row in table.index if row not in rows]) if rows is not None else shown
