@@ -20,11 +20,11 @@ from .data import Benchmark, check_known
 from .data.batches import decode
 from .study import paper
 
-TRUE, FALSE, GREY = "#009e73", "#d55e00", "#888888"  # a colour-blind reader tells these apart (Okabe and Ito)
+TRUE, FALSE, GREY = "#009e73", "#d55e00", "#888888"  # a colour-blind reader tells them apart
 STYLE = sns.axes_style("whitegrid", {"font.sans-serif": ["DejaVu Sans"], "grid.color": "#dddddd"})
 STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888", "legend.frameon": False}
 STYLE |= {"font.size": 9, "axes.titlesize": 10, "figure.titlesize": 10, "legend.fontsize": 8, "lines.markersize": 5}
-pd.set_option("display.max_colwidth", None, "display.max_rows", None)  # what a notebook shows is whole
+pd.set_option("display.max_colwidth", None, "display.max_rows", 200)  # what a notebook shows is whole
 plt.rcParams.update(STYLE | {"figure.constrained_layout.use": True, "grid.linewidth": 0.6})  # a notebook's own too
 
 COLOURS = sns.color_palette("colorblind", 10).as_hex()
@@ -162,13 +162,13 @@ def embedding_map(maps: Mapping[str, pd.DataFrame], of: str) -> Figure:
 def gains(differences: pd.DataFrame, title: str = "") -> Figure:
     """Differences in pairs, of `Results.differences`, with 95 % intervals, a panel per column; hollow: as printed."""
     names, panels = list(dict.fromkeys(differences["difference"]))[::-1], differences.groupby("of", sort=False)
-    figure, axes = _figure(1, len(panels), 9.5, 1.4 + 0.22 * len(names))
-    for axis, (panel, part) in zip(axes.flat, panels, strict=True):
+    figure, axes = _figure(1, max(1, len(panels)), 9.5, 1.4 + 0.22 * len(names))
+    for axis, (panel, part) in zip(axes.flat, panels, strict=False):
         x, y, up, down = part["points"], part["difference"].map(names.index), part["low"] > 0, part["high"] < 0
         for said, colour, mine in (("above", TRUE, up), ("below", FALSE, down), ("undecided", GREY, ~(up | down))):
             spread = np.stack([x - part["low"], part["high"] - x])[:, mine]
-            axis.errorbar(x[mine], y[mine], xerr=spread, fmt="o", color=colour, elinewidth=1.5, label=said)
-        if "paper" in part:
+            axis.errorbar(x[mine], y[mine], xerr=spread, fmt="o", color=colour, label=said if mine.any() else None)
+        if "paper" in part and part["paper"].notna().any():
             axis.plot(part["paper"], y, "D", color="#222222", markerfacecolor="none", label="printed")
         axis.axvline(0, color=GREY, linewidth=1)
         axis.set(ylim=(-0.6, len(names) - 0.4), xlabel="points of R@1", title=panel, yticks=range(len(names)))

@@ -106,7 +106,7 @@ def test_an_ensemble_is_its_members_and_their_mean(trained, results):
 def test_a_model_that_was_not_kept_is_trained_again_only_on_demand(copied, results, monkeypatch):
     name, before = results.names["Linear"][0], study.embeddings(results.names["Linear"][0], "test")[0]
     monkeypatch.setattr(paths, "RESULTS", copied.parent)
-    with pytest.raises(FileNotFoundError, match=f"only the numbers .*{name} .* train=True .*pumalib train {name}"):
+    with pytest.raises(kept.NotKept, match=f"only the numbers .*{name} .* train=True .*pumalib train {name}"):
         study.embeddings(name, "test")
     again, _ = study.embeddings(name, "test", train=True)
     np.testing.assert_allclose(again, before, atol=1e-5)

@@ -137,8 +137,8 @@ def normalise(images: Tensor, view: View) -> Tensor:
 
 def batches(benchmark, rows, positions, view, seed=0, *, epoch=0, first=0, part=0, workers=0, device="cpu") -> Iterator:
     """Images (B, 3, size, size) float32, normalised, on `device`, and their places (B,) in the table `rows`, for each
-    batch that `positions` has; ImageError.  It begins with batch `first`, as if those before had been taken; all are the same
-    one, `part`, of equal parts of batches, and augmented as there; `workers` processes decode, 0: this one."""
+    batch that `positions` has; ImageError.  It begins with batch `first`, as if those before had been taken.  Where a
+    batch is shared, `positions` are number `part` of its equal parts.  `workers` processes decode; 0: this one."""
     # One array of bytes, not 100,000 str: reading those in forked workers would copy their memory.
     places = [os.fsencode(f"{benchmark.root}/{path}") if benchmark.pixels is None else path for path in rows["path"]]
     make, chunks = partial(_part, benchmark.pixels, np.array(places), view), []

@@ -150,7 +150,8 @@ def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
                     first["text"] += output.text
                     continue
             elif "Styler" in (plain := output.get("data", {}).get("text/plain", "")):
-                output["data"]["text/plain"] = plain.split(" at 0x")[0]  # where it lay in memory
+                html = re.sub(r"T_[0-9a-f]{5}", f"T_{cell.id}_{len(outputs)}", "".join(output["data"]["text/html"]))
+                output["data"] |= {"text/plain": plain.split(" at 0x")[0], "text/html": html}
             elif figure := output.get("data", {}).get("image/png"):
                 small = Image.open(BytesIO(base64.b64decode(figure))).convert("RGB").quantize(256)
                 small.save(file := BytesIO(), "PNG", optimize=True)  # a third of the bytes

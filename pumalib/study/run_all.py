@@ -169,16 +169,14 @@ class Results:
         intervals stand below their number.  Of `rows` alone, if given, though the best is that of all."""
         places = (100 * self.wide()).round(1).rank(method="dense", ascending=False).loc[table.index]
         marks = {1: "font-weight: bold", 2: "text-decoration: underline"}
-        shown = table.style.set_uuid(run_folder.short_hash(table.to_csv()))  # else a chance one
-        shown = shown.set_table_styles([{"selector": "td, th", "props": "padding: 0.3em 0.2em"}])
-        mine = [name for name in table if name in places]
-        shown = shown.apply(lambda column: places[column.name].map(marks).fillna(""), subset=mine)
+        shown = table.style.set_table_styles([{"selector": "td, th", "props": "padding: 0.3em 0.2em"}])
+        shown = shown.apply(lambda one: places[one.name].map(marks).fillna(""), subset=[*{*table} & {*places}])
         shown = shown.format(lambda cell: re.sub(r" \[(.*), (.*)\]", r"<br><small>[\1,&nbsp;\2]</small>", str(cell)))
         shown = shown.format(precision=1, na_rep="", thousands=",", subset=table.select_dtypes("number").columns)
         return shown.hide([row for row in table.index if row not in rows]) if rows is not None else shown
 
     def headline(self, profile: Profile, about: Collection = (), pairs: Iterable[tuple[str, str]] = ()) -> Markdown:
-        """What came out: the best row, PUMA and the frozen one; differences of `pairs`; verdicts on claims `about` tables."""
+        """What came out: the best row, those called PUMA and frozen; differences of `pairs`; verdicts `about` some tables."""
         part = self.tidy.query("metric == 'R@1' and dataset == 'harmonic'").sort_values("value", ascending=False)
         named = [part["row"].iloc[0], *(row for row in self.names if paper.METHODS.get(row) == "puma"), paper.FROZEN]
         rows = part[part["row"].isin(named)][["row", "value", "low", "high"]].itertuples(index=False)
