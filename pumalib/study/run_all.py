@@ -62,8 +62,7 @@ def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collecti
             cluster.each(_train_for, jobs, address, next(iter(missing)).parent)
     else:
         for number, (folder, run) in enumerate(missing.items(), 1):
-            with kept.held(folder):
-                training.train(run, folder, f"run {number} of {len(missing)}")
+            _train(run, folder, f"run {number} of {len(missing)}")
     for name in ensembles.keys() - done.keys():
         _average(name, ensembles[name], profile.name)
     return collect(names, profile.name)
@@ -76,13 +75,17 @@ def _asked(rows, profile: Profile, side: Collection[str]) -> Iterator[tuple[str,
             yield row, [replace(run, seed=seed) for run in ((wanted,) if isinstance(wanted, Run) else wanted)]
 
 
+def _train(run: Run, folder: Path, position: str = "") -> None:
+    with kept.held(folder):
+        training.train(run, folder, position)
+
+
 def _train_for(content: dict, folder: str) -> None:
     run, name = Run.from_dict(content), Path(folder).name
     if (mine := kept.run_name(run)) != name:
         said = "its pumalib, datasets or weights are not the client's; share checkout and datasets, or make them equal"
         raise RuntimeError(f"this worker would call this run {mine}: {said}, and restart the workers")
-    with kept.held(Path(folder)):
-        training.train(run, Path(folder))
+    _train(run, Path(folder))
 
 
 def _average(name: str, members: list[str], profile: str) -> None:
@@ -118,8 +121,7 @@ def model(name: str, profile: str, train: bool = False) -> models.saved.Embedder
         if not train:
             remedy = f"pass train=True to train it again, or call `python -m pumalib train {name} --profile {profile}`"
             raise kept.NotKept(f"only the numbers of {profile}/{name} were kept, not its model: {remedy}")
-        with kept.held(folder):
-            training.train(run, folder)
+        _train(run, folder)
     return models.load(folder, device=training.choose_device(run.training.device))
 
 
