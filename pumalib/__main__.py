@@ -1,4 +1,4 @@
-"""The command line, a thin face over the rooms: `python -m pumalib run|train|runs|data|parameters ...`."""
+"""The command line, a thin face over the rooms: `python -m pumalib run|train|runs|data ...`."""
 
 import sys
 from contextlib import nullcontext
@@ -9,7 +9,7 @@ from filelock import Timeout
 
 from . import config, paths, training
 from .data import batches, download, prepared, read
-from .study import kept, notebooks, paper
+from .study import kept, notebooks
 from .training import parallel
 
 
@@ -151,14 +151,6 @@ def data(action, datasets, root, benchmark, mirror):
     bad = batches.unreadable(found).values()
     click.echo("\n".join(map(str, bad)) or "every image can be decoded")
     return int(bool(bad))
-
-
-@cli.command()
-def parameters():
-    """Count the parameters of every row of the paper: results/parameters.csv."""
-    with paths.written_whole(file := paths.RESULTS / "parameters.csv") as temporary:
-        paper.parameters().to_csv(temporary, index=False)
-    click.echo(file)
 
 
 def main(argv: list[str] | None = None) -> int:

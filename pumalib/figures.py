@@ -54,12 +54,6 @@ def save(figure: Figure, path: str | Path) -> Path:
     return Path(path)
 
 
-def accuracy_bars(tidy: pd.DataFrame) -> Figure:
-    """R@1 of each method on each dataset, unified and harmonic, with 95 % intervals (Table 2); "frozen" are dashes."""
-    table = _of_metric(tidy, "R@1").rename(columns={"dataset": "place"})
-    return intervals(table, "R@1 (%)", "R@1 on each dataset and overall; bars are 95 % intervals")
-
-
 def intervals(table: pd.DataFrame, ylabel: str | Mapping, title="", joined=False, zero=False, xlabel="") -> Figure:
     """Numbers with their intervals, side by side at each place, or `joined` by a line with a band.  `table` has place,
     row, value, low, high, and if need be panel (then `ylabel` may be by panel) and printed, the paper's, drawn hollow."""
@@ -210,44 +204,61 @@ def field(panels: Mapping[str, Mapping], columns: int = 4) -> Figure:
     return _finished(figure, axes)
 
 
+def picture_grid(lines: Sequence[Sequence], title: str = "") -> Figure:
+    """Lines of pictures: in a line stand (PIL image or None, text below, colour of a frame), a text by itself, or None for a
+    gap; an empty line is a gap too."""
+    wide = {tuple: 1.1, str: 1.8, type(None): 0.2}
+    lefts = [np.cumsum([0, *(wide[type(cell)] for cell in line)]) for line in lines]
+    below = max(len(cell[1].splitlines()) for line in lines for cell in line if type(cell) is tuple)
+    tops, width = (
+        np.cumsum([0, *(1.1 + 0.2 * below if line else 0.2 for line in lines)]),
+        max(left[-1] for left in lefts),
+    )
+    figure, axes = _figure(1, 1, 9.5, 9.5 * tops[-1] / width, extra=0.3)
+    axis = axes[0, 0]
+    axis.set(xlim=(-0.05, width), ylim=(tops[-1], -0.05), aspect="equal", title=title)
+    axis.axis("off")
+    for line, left, top in zip(lines, lefts, tops):
+        for x, cell in zip(left, line):
+            if isinstance(cell, str):
+                axis.text(x + (0.1 if x else 1.7), top + 0.5, cell, ha="left" if x else "right", va="center")
+            elif cell and cell[0]:  # BOX averages the pixels of large pictures and keeps those of small ones square
+                picture, text, edge = cell
+                centre = ImageOps.fit(picture, (96, 96), Image.Resampling.BOX)
+                axis.imshow(centre, extent=(x, x + 1, top + 1, top))
+                axis.text(x + 0.5, top + 1.04, text, ha="center", va="top", fontsize=6.5)
+                frame = {"edgecolor": edge, "linewidth": 2.5, "linestyle": (0, (2, 1)) if edge == FALSE else "-"}
+                axis.add_patch(Rectangle((x, top), 1, 1, fill=False, **frame))
+    return figure
+
+
 def contact_sheet(benchmark: Benchmark, per_dataset: int = 12) -> Figure:
     """A row of `per_dataset` pictures per dataset, two by two of one class, with the numbers of classes and images."""
-    groups = benchmark.images.groupby("dataset", sort=False)
-    figure, axes = _figure(len(groups), 1, 9.5, 0.85, extra=0.25)
-    for axis, (name, images) in zip(axes.flat, groups, strict=True):
+    lines = []
+    for name, images in benchmark.images.groupby("dataset", sort=False):
         mixed = images.sample(frac=1, random_state=0)
         shown = mixed[mixed["label"].isin(mixed["label"].unique()[: (per_dataset + 1) // 2])]
         shown = shown.groupby("label").head(2).sort_values("label")[:per_dataset]
+        lines.append([f"{name}\n{images['label'].nunique():,} classes\n{len(images):,} images"])
         for place, image in enumerate(shown.itertuples()):
-            _picture(axis, benchmark, image, 1.03 * place + 0.12 * (place // 2), 0)
-        count = f"{name}\n{images['label'].nunique():,} classes\n{len(images):,} images"
-        axis.text(-0.15, 0.5, count, ha="right", va="center")
-        axis.set(xlim=(0, 1.1 * per_dataset), ylim=(1, 0), aspect="equal")
-        axis.axis("off")
-    return _finished(figure, axes, "The datasets: neighbouring pairs are of one class")
+            lines[-1] += [None] * (place % 2 == 0) + [(_decoded(benchmark, image), "", "none")]
+    return picture_grid(lines, "The datasets: neighbouring pairs are of one class")
 
 
 def retrieval_grid(benchmark: Benchmark, queries: Sequence[int], found: Mapping[str, np.ndarray]) -> Figure:
     """Queries at the left, their nearest images beside them, true matches green and false ones red (Fig. 9).
     Both are positions in `benchmark.test`; `found` has (len(queries), k) of them by method name."""
-    images, k = benchmark.test, next(iter(found.values())).shape[1]
-    height = 1.08 * len(found) + 0.12  # a picture is 1 wide and high
-    figure, axes = _figure(1, 1, 9.5, 0.4 + 8 * len(queries) * height / (k + 3.5))
-    axis = axes[0, 0]
-    for number, position in enumerate(queries):
-        query, top = images.iloc[position], number * height
-        lead, named = top + 0.54 * (len(found) - 1), textwrap.fill(str(query["class_name"]), 18)
-        _picture(axis, benchmark, query, 0, lead, "#222222")
-        axis.text(-0.15, lead + 0.5, f"{query['dataset']}\n{named}", ha="right", va="center")
-        for line, (name, rows) in enumerate(found.items()):
-            for place, other in enumerate(images.iloc[rows[number]].itertuples()):
-                edge = (TRUE, "-") if other.label == query["label"] else (FALSE, (0, (2, 1)))
-                _picture(axis, benchmark, other, 1.35 + 1.08 * place, top + 1.08 * line, *edge)
-            axis.text(1.4 + 1.08 * k, top + 1.08 * line + 0.5, name, va="center")
-    title = f"Query (left) and its {k} nearest: same class green, another class orange and dashed"
-    axis.set(xlim=(-1.9, 3 + 1.08 * k), ylim=(len(queries) * height, -0.1), aspect="equal", title=title)
-    axis.axis("off")
-    return figure
+    images, lines = benchmark.test, []
+    for number, query in enumerate(images.iloc[list(queries)].itertuples()):
+        named = textwrap.fill(str(query.class_name), 18)
+        lead = f"{query.dataset}\n{named}", (_decoded(benchmark, query), "", "#222222"), None
+        for name, rows in found.items():
+            others = images.iloc[rows[number]].itertuples()
+            edges = ((_decoded(benchmark, one), "", TRUE if one.label == query.label else FALSE) for one in others)
+            lines.append([*lead, *edges, name])
+            lead = "", (None, "", ""), None
+        lines.append([])
+    return picture_grid(lines, "Query (left) and its nearest: same class green, another class orange and dashed")
 
 
 def _figure(rows: int, columns: int, width: float, height: float, extra: float = 0) -> tuple[Figure, np.ndarray]:
@@ -288,9 +299,6 @@ def _dots(axis, x, rows: pd.DataFrame, label: str, look: tuple[str, str], joined
         axis.errorbar(x, rows["value"], spread, fmt=look[1], elinewidth=1.2, ecolor=(look[0], 0.6), **style)
 
 
-def _picture(axis, benchmark: Benchmark, image, left: float, top: float, edge="none", dash="-") -> None:
-    """The centre of an image of the table; BOX averages the pixels of large ones and keeps those of small ones square."""
+def _decoded(benchmark: Benchmark, image) -> Image.Image:
     at, pixels = image.path, benchmark.pixels
-    picture = decode(benchmark.root / at) if pixels is None else Image.fromarray(pixels[int(at)])
-    axis.imshow(ImageOps.fit(picture, (96, 96), Image.Resampling.BOX), extent=(left, left + 1, top + 1, top))
-    axis.add_patch(Rectangle((left, top), 1, 1, fill=False, edgecolor=edge, linewidth=2.5, linestyle=dash))
+    return decode(benchmark.root / at) if pixels is None else Image.fromarray(pixels[int(at)])

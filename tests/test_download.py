@@ -186,14 +186,14 @@ def test_prepared_copies_look_the_same(root):
         data.load(settings)
     original = data.read("folders", root)
     folder, copies = prepared.prepare(original), data.load(settings)
-    assert copies.root == folder and copies.digest() != original.digest()
+    assert copies.root == folder and copies.digest != original.digest
     assert copies.images.drop(columns="path").equals(original.images.drop(columns="path"))
     for upright in (False, True):
         for one, two in zip(original.images.path, copies.images.path):
             one, two = batches.decode(root / one, upright), batches.decode(folder / two, upright)
             assert min(two.size) == min(384, min(one.size)) and two.mode == "RGB"
             assert np.abs(np.asarray(one.resize(two.size), float) - two).mean() < 2
-    before, image = copies.select(["birds"]).digest(), root / original.images.path[7]
+    before, image = copies.select(["birds"]).digest, root / original.images.path[7]
     image.write_bytes((root / original.images.path[8]).read_bytes())
     os.utime(image, ns=(0, 10**18))
     with pytest.raises(ValueError, match=rf"1 of 24 images .* instance .*{image.name}; run"):
@@ -202,26 +202,26 @@ def test_prepared_copies_look_the_same(root):
     os.utime(root / original.images.path[20], ns=(0, 10**18))  # times are told apart by 2 s or more
     with pytest.raises(ValueError, match="1 images cannot be prepared, all others are; .*cannot be read"):
         prepared.prepare(original)
-    assert prepared.use_prepared(original.select(["birds"])).digest() != before
+    assert prepared.use_prepared(original.select(["birds"])).digest != before
     with pytest.raises(ValueError, match="'mini' is embedded; only image files are prepared"):
         data.load(config.Data(prepared=True))
 
 
 def test_digest_is_of_contents_wherever_they_lie(root, tmp_path, monkeypatch):
-    before = data.read("folders", root).digest()
+    before = data.read("folders", root).digest
     shutil.copytree(root, tmp_path / "elsewhere")
-    assert data.read("folders", tmp_path / "elsewhere").digest() == before
+    assert data.read("folders", tmp_path / "elsewhere").digest == before
     read, each = [], table.each
     monkeypatch.setattr(table, "each", lambda function, files, what: read.extend(files) or each(function, files, what))
-    assert data.read("folders", root).digest() == before and read == []  # kept
+    assert data.read("folders", root).digest == before and read == []  # kept
     image = root / "cars" / "class 1" / "13.jpg"
     image.write_bytes(image.read_bytes()[:-1] + b"x")
     changed = data.read("folders", root)
-    assert changed.digest() != before and read == ["cars/class 1/13.jpg"]
-    assert changed.select(["birds"]).digest() == data.read("folders", tmp_path / "elsewhere", ["birds"]).digest()
+    assert changed.digest != before and read == ["cars/class 1/13.jpg"]
+    assert changed.select(["birds"]).digest == data.read("folders", tmp_path / "elsewhere", ["birds"]).digest
     for damage in (lambda old: old[:100], lambda old: b"[1]", lambda old: b"\xff"):  # a damaged cache is made again
         for file in (tmp_path / "cache" / "contents").rglob("*.json"):
             file.write_bytes(damage(file.read_bytes()))
-        assert data.read("folders", root).digest() == changed.digest()
+        assert data.read("folders", root).digest == changed.digest
     mini = data.Benchmark("x", changed.images.assign(path=range(24)), pixels=np.zeros((24, 2, 2, 3), np.uint8))
-    assert mini.digest() != replace(mini, pixels=mini.pixels + np.uint8(1)).digest()
+    assert mini.digest != replace(mini, pixels=mini.pixels + np.uint8(1)).digest

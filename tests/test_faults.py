@@ -112,7 +112,7 @@ def pictures(home: Path, name: str):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "MINI", home / "mini")
         try:
-            return data.load(PROFILE.data).digest()
+            return data.load(PROFILE.data).digest
         finally:
             mini._read.cache_clear()
 
@@ -122,7 +122,7 @@ def folders(home: Path, name: str):
     errors = batches.unreadable(benchmark)
     if errors:
         raise next(iter(errors.values()))
-    return benchmark.digest()
+    return benchmark.digest
 
 
 def weights(home: Path, name: str):

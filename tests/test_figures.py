@@ -40,7 +40,7 @@ def test_a_figure_is_saved_whole_with_the_same_bytes_twice(benchmark, tmp_path):
     )
     card = pd.DataFrame({"section": ["1", "2"], "claim": "text", "print": ["holds", "fails"], "here": "undecided"})
     draw = {
-        "bars": lambda: figures.accuracy_bars(tidy("VPT", "PUMA")),
+        "bars": lambda: figures.intervals(tidy("VPT", "PUMA").rename(columns={"dataset": "place"}), "R@1"),
         "parameters": lambda: figures.accuracy_against_parameters(tidy("VPT", "PUMA"), {"VPT": 100, "PUMA": 2000}),
         "curves": lambda: figures.curves(tidy("p 1", "p 2"), {"p 1": ("PUMA", 1), "p 2": ("PUMA", 2)}, "number"),
         "sheet": lambda: figures.contact_sheet(benchmark, 4),

@@ -122,7 +122,7 @@ def test_loaded_as_a_run_asks_for_it(root):
     assert data.load(config.Data(**settings), seed=1) is whole  # read once: seeds only draw shots
     half = data.load(config.Data(**settings, datasets=("birds", "cars"), shots=1), seed=0)
     assert len(half.train) == 5 and len(half.test) == len(whole.test)
-    assert whole.digest() != half.digest() != data.load(config.Data(**settings, shots=1), seed=1).digest()
+    assert whole.digest != half.digest != data.load(config.Data(**settings, shots=1), seed=1).digest
     with pytest.raises(ValueError, match="dataset 'birds': 1 class.* in train, 2 in test; at least 2"):
         data.load(config.Data(**settings, holdout=True))
     with pytest.raises(ValueError, match="needs root="):

@@ -89,8 +89,8 @@ def test_embeddings_of_a_kept_run_give_its_numbers(results):
 
 def test_an_ensemble_is_its_members_and_their_mean(trained, results):
     both = study.run_all({"specific": study.specific(ROWS["Linear"]), "Linear": ROWS["Linear"]}, ONE)
-    members = study.members(both.names["specific"][0], "test")
-    assert list(members) == ["photos", "aircraft"]
+    members = dict(zip(["photos", "aircraft"], study.kept.record(both.names["specific"][0], "test")["members"]))
+    assert [study.run_of(name, "test").data.datasets for name in members.values()] == [("photos",), ("aircraft",)]
     vectors, images = zip(*(study.embeddings(name, "test", PROFILE.data) for name in members.values()))
     mean = evaluation.scores((vectors[0] + vectors[1]) / 2, images[0], (1,)).table(0)["R@1"]
     wide = both.wide().loc["specific"]
@@ -141,12 +141,11 @@ def test_verdicts_and_printed_numbers_beside(results):
     table, measured = results.beside(printed), 100 * results.wide().loc["PUMA"]
     assert table.at["PUMA", "unified"].startswith(f"{measured['unified']:.1f} [")
     assert table.at["PUMA", "unified, paper"] == 80 and table.columns[0] == "seeds"
-    marked = results.best(table)._compute().ctx  # (row, column): its style
-    first = list(table.index).index(results.wide()["unified"].idxmax())
-    column = table.columns.get_loc("unified")
-    assert marked[first, column] == [("font-weight", "bold")]
-    assert marked[1 - first, column] == [("text-decoration", "underline")]
-    assert "PUMA" in results.best(table, ["PUMA"]).to_html() and "Linear" not in results.best(table, ["PUMA"]).to_html()
+    shown = results.best(table).data["unified"]  # as text, with tags
+    first, second = results.wide()["unified"].sort_values(ascending=False).index[:2]
+    number = table.at[first, "unified"].replace(" [", "<br><small>[").replace(", ", ",&nbsp;").replace("]", "]</small>")
+    assert shown[first] == f"<b>{number}</b>" and shown[second].startswith("<u>") and shown[second].endswith("</u>")
+    assert results.best(table.loc[[second]]).data["unified"].tolist() == [shown[second]], "the best is that of all rows"
     told = results.headline(PROFILE, pairs=[("PUMA", "Linear")]).data
     points = results.differences([("PUMA", "Linear")], columns=["harmonic"])["points"][0]
     assert f"{results.wide()['harmonic'].idxmax()} {100 * results.wide()['harmonic'].max():.1f} [" in told.split(";")[0]
@@ -188,7 +187,8 @@ def test_two_processes_train_a_run_once_and_one_that_is_killed_goes_on(tmp_path,
 
 def test_specific_models_search_their_own_dataset_and_others_all(results):
     each = study.run_all({"each": study.specific(ROWS["Linear"])}, ONE).names["each"][0]
-    names = {"PUMA": results.names["PUMA"][0], "specific": study.members(each, "test")}
+    members = dict(zip(["photos", "aircraft"], study.kept.record(each, "test")["members"]))
+    names = {"PUMA": results.names["PUMA"][0], "specific": members}
     vectors, images = study.embeddings(names["PUMA"], "test")
     query = int(np.flatnonzero(images["dataset"] == "aircraft")[3])
     found = analysis.nearest(names, "test", PROFILE.data, [3, query], k=5)

@@ -15,7 +15,7 @@ from .run_all import embed, embeddings, loss_of
 
 def nearest(models_of: Mapping, profile: str, union: Data, queries: Sequence[int], k: int = 7, train=False) -> dict:
     """For each model the k nearest test images of each query, (queries, k) positions in the test table of `union`
-    (Fig. 9).  `models_of` has per title a run, which searches the union; or a run per dataset (`study.members`), of
+    (Fig. 9).  `models_of` has per title a run, which searches the union; or a run per dataset, of
     which a query's own searches its own dataset, as dataset-specific models do."""
     parts = {title: part if isinstance(part, Mapping) else {None: part} for title, part in models_of.items()}
     parts = [(title, own, name) for title, part in parts.items() for own, name in part.items()]

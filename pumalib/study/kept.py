@@ -96,7 +96,7 @@ def run_name(run: Run) -> str:
     """The name of a run; a ValueError or OSError says which data or weights are not on this machine."""
     weights = models.backbones.weights_digest(run.backbone, run.pretrained)
     weights += losses.texts.digest(run.loss_settings.get("texts", ""))
-    return run_folder.name(run, data.load(run.data).digest(), weights)
+    return run_folder.name(run, data.load(run.data).digest, weights)
 
 
 def record(name: str, profile: str | Path) -> dict:
@@ -113,11 +113,6 @@ def run_of(name: str, profile: str) -> Run:
     if "members" in found:
         raise ValueError(f"{name} is an ensemble of {', '.join(found['members'])}: name one of them")
     return Run.from_dict(found["run"])
-
-
-def members(name: str, profile: str) -> dict[str, str]:
-    """Per dataset the name of an ensemble's member."""
-    return {run_of(member, profile).data.datasets[0]: member for member in record(name, profile)["members"]}
 
 
 def hits(name: str, profile: str | Path, part: str = "hits") -> dict[str, np.ndarray]:

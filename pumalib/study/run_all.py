@@ -166,16 +166,9 @@ class Results:
                 table[f"{name}, paper"] = printed[name]
         return table
 
-    def best(self, table: pd.DataFrame, rows: Collection[str] | None = None) -> Styler:
-        """`table`, as of `beside`, to be shown: of each column of R@1 the best is bold and the second underlined;
-        intervals stand below their number.  Of `rows` alone, if given, though the best is that of all."""
-        places = (100 * self.wide()).round(1).rank(method="dense", ascending=False).loc[table.index]
-        marks = {1: "font-weight: bold", 2: "text-decoration: underline"}
-        shown = table.style.set_table_styles([{"selector": "td, th", "props": "padding: 0.3em 0.2em"}])
-        shown = shown.apply(lambda one: places[one.name].map(marks).fillna(""), subset=[*{*table} & {*places}])
-        shown = shown.format(lambda cell: re.sub(r" \[(.*), (.*)\]", r"<br><small>[\1,&nbsp;\2]</small>", str(cell)))
-        shown = shown.format(precision=1, na_rep="", thousands=",", subset=table.select_dtypes("number").columns)
-        return shown.hide([row for row in table.index if row not in rows]) if rows is not None else shown
+    def best(self, table: pd.DataFrame) -> Styler:
+        """`table`, of `beside` or some rows of it, `marked` with the best R@1 of all rows."""
+        return marked(table, self.wide())
 
     def headline(self, profile: Profile, about: Collection = (), pairs: Iterable[tuple[str, str]] = ()) -> Markdown:
         """What came out: the best row, those called PUMA and frozen; differences of `pairs`; verdicts `about` some tables."""
@@ -189,8 +182,9 @@ class Results:
         gains = [f"{one.difference} {one.points:+.1f} [{one.low:+.1f}, {one.high:+.1f}]" for one in gains]
         text += f"  In pairs: {'; '.join(gains)}." * bool(gains)
         for here, claims in paper.scorecard(profile, about).groupby("here")["claim"] if about else ():
-            sure = here in ("supported", "contradicted")
-            verdicts.append(f"{len(claims)} {here}" + f": *{'; '.join(claims)}*" * sure)
+            verdicts.append(
+                f"{len(claims)} {here}" + f": *{'; '.join(claims)}*" * (here in ("supported", "contradicted"))
+            )
         text += f"  Of the paper's claims about it: {'; '.join(verdicts)}." * bool(verdicts)
         return Markdown(text)
 
@@ -217,6 +211,22 @@ class Results:
         with paths.written_whole(file := paths.RESULTS / self.profile / f"{name}.csv") as temporary:
             self.tidy.to_csv(temporary, index=False, float_format="%.6f")
         return file
+
+
+def marked(table: pd.DataFrame, values: pd.DataFrame) -> Styler:
+    """`table` to be shown: in each column of `values`, fractions, the best is bold and the second underlined, by tags:
+    GitHub drops styles, as Lab does in notebooks that it does not trust.  Intervals stand below their number."""
+
+    def text(cell):
+        if isinstance(cell, str):
+            return re.sub(r" \[(.*), (.*)\]", r"<br><small>[\1,&nbsp;\2]</small>", cell)
+        return "" if pd.isna(cell) else f"{cell:,.1f}" if isinstance(cell, float) else f"{cell:,}"
+
+    texts, places = table.map(text), (100 * values).round(1).rank(method="dense", ascending=False).reindex(table.index)
+    for name in texts.columns.intersection(values.columns):
+        for place, tag in (1, "b"), (2, "u"):
+            texts[name] = texts[name].where(places[name] != place, f"<{tag}>" + texts[name] + f"</{tag}>")
+    return texts.style.set_table_styles([{"selector": "td, th", "props": "padding: 0.3em 0.2em"}])
 
 
 def collect(names: Mapping[str, list[str]], profile: str | Path) -> Results:

@@ -69,7 +69,7 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
                     raise error
             run_folder.make(folder)
             weights = models.backbones.state_digest(model.backbone.state_dict())
-            environment = machine(device, precision) | {"data": benchmark.digest(), "weights": weights}
+            environment = machine(device, precision) | {"data": benchmark.digest, "weights": weights}
             write_text(folder / "run.json", run.to_json())
         model, loss = model.to(device).train(), loss.to(device).train()
         model.recompute = recipe.recompute
