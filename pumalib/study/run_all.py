@@ -153,17 +153,17 @@ class Results:
         return part.pivot(index="row", columns="dataset", values=value).loc[list(self.names), part["dataset"].unique()]
 
     def beside(self, printed: pd.DataFrame = NOTHING) -> pd.DataFrame:
-        """R@1 in percent: seeds, unified and harmonic with intervals, then each dataset, and what is printed.
+        """R@1 in percent: seeds, unified and harmonic with intervals, then each dataset, in brackets what is printed.
         `printed` is `paper.table(n)` with our row names; its datasets stand beside ours only where all are the paper's."""
         value, low, high = (100 * self.wide("R@1", part) for part in ("value", "low", "high"))
-        datasets = [name for name in value if name not in paper.OVERALL]
+        datasets = [*value.columns.difference(paper.OVERALL, sort=False)]
         printed = paper.comparable(printed, datasets).reindex(value.index)
-        table = pd.DataFrame({"seeds": [len(self.names[row]) for row in value.index]}, value.index.rename(None))
+        table = pd.DataFrame({"seeds": [*map(len, self.names.values())]}, value.index.rename(None))
         for name in (*paper.OVERALL, *datasets):
             spans = (f"{v:.1f} [{a:.1f}, {b:.1f}]" for v, a, b in zip(value[name], low[name], high[name]))
             table[name] = list(spans) if name in paper.OVERALL else value[name].round(1)
             if name in printed:
-                table[f"{name}, paper"] = printed[name]
+                table[name] = table[name].astype(str) + printed[name].map(" (paper {:.1f})".format, "ignore").fillna("")
         return table
 
     def best(self, table: pd.DataFrame) -> Styler:
@@ -215,11 +215,11 @@ class Results:
 
 def marked(table: pd.DataFrame, values: pd.DataFrame) -> Styler:
     """`table` to be shown: in each column of `values`, fractions, the best is bold and the second underlined, by tags:
-    GitHub drops styles, as Lab does in notebooks that it does not trust.  Intervals stand below their number."""
+    GitHub drops styles, as Lab does in notebooks that it does not trust.  What is in brackets stands below."""
 
     def text(cell):
         if isinstance(cell, str):
-            return re.sub(r" \[(.*), (.*)\]", r"<br><small>[\1,&nbsp;\2]</small>", cell)
+            return re.sub(r" ([\[(].*?[])])", lambda m: f"<br><small>{m[1].replace(' ', '&nbsp;')}</small>", cell)
         return "" if pd.isna(cell) else f"{cell:,.1f}" if isinstance(cell, float) else f"{cell:,}"
 
     texts, places = table.map(text), (100 * values).round(1).rank(method="dense", ascending=False).reindex(table.index)
