@@ -223,9 +223,9 @@ def marked(table: pd.DataFrame, values: pd.DataFrame) -> Styler:
         return "" if pd.isna(cell) else f"{cell:,.1f}" if isinstance(cell, float) else f"{cell:,}"
 
     texts, places = table.map(text), (100 * values).round(1).rank(method="dense", ascending=False).reindex(table.index)
-    for name in texts.columns.intersection(values.columns):
-        for place, tag in (1, "b"), (2, "u"):
-            texts[name] = texts[name].where(places[name] != place, f"<{tag}>" + texts[name] + f"</{tag}>")
+    for name, (place, tag) in product(texts.columns.intersection(values.columns), ((1, "b"), (2, "u"))):
+        told = texts[name].str.replace("^([^<]+)", rf"<{tag}>\1</{tag}>", regex=True)  # of ours, not what is below
+        texts[name] = texts[name].where(places[name] != place, told)
     return texts.style.set_table_styles([{"selector": "td, th", "props": "padding: 0.3em 0.2em"}])
 
 
