@@ -19,7 +19,7 @@ from pumalib.data import COLUMNS, Benchmark, batches
 from pumalib.data.batches import ImageError, View, decode
 
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-TRAIN = View(32, *HALF, crop_scale=(0.2, 1.0), flip=True)
+TRAIN = View(config.Data(image_size=32), *HALF, training=True)
 
 
 def photo(height, width, seed=0):
@@ -185,25 +185,26 @@ def within_20_s(condition):
         time.sleep(0.1)
 
 
-def test_views_of_the_settings():
-    settings = config.Data(image_size=64, crop_scale=(0.5, 1.0), resize="shorter", flip=False)
-    assert batches.view(settings, *HALF, training=True) == View(64, *HALF, "shorter", (0.5, 1.0))
-    for asked, upright in ((None, True), (False, False)):
-        settings = config.Data(benchmark="folders", root="x", upright=asked)
-        assert batches.view(settings, *HALF) == View(224, *HALF, upright=upright)
+def shown(size, **settings):
+    return View(config.Data(image_size=size, **settings), *HALF)
+
+
+def test_exif_orientation_is_honoured_in_folders_unless_settings_say_otherwise():
+    assert not shown(32).upright and shown(32, upright=True).upright
+    assert [shown(32, benchmark="folders", upright=asked).upright for asked in (None, False)] == [True, False]
 
 
 def test_the_test_view_is_resize_and_centre_crop_of_a_long_strip_too():
     image, bicubic = photo(300, 450), v2.InterpolationMode.BICUBIC
     for resize, full in (("both", (256, 256)), ("shorter", (256, 384))):
         expected = v2.functional.center_crop(v2.functional.resize(image, full, bicubic), 224)
-        assert torch.equal(batches.pixels(image, View(224, *HALF, resize)), v2.functional.pil_to_tensor(expected))
-    strip, view = photo(40, 400), View(32, *HALF, "shorter")
+        assert torch.equal(batches.pixels(image, shown(224, resize=resize)), v2.functional.pil_to_tensor(expected))
+    strip, view = photo(40, 400), shown(32, resize="shorter")
     expected = v2.functional.resize(strip, (37, 370), bicubic)
     expected = v2.functional.pil_to_tensor(v2.functional.center_crop(expected, 32)).int()
     assert (batches.pixels(strip, view) - expected).abs().max() <= 1
     for size in ((30000, 2), (2, 30000), (1, 1)):
-        assert batches.pixels(Image.new("RGB", size), View(224, *HALF, "shorter")).shape == (3, 224, 224)
+        assert batches.pixels(Image.new("RGB", size), shown(224, resize="shorter")).shape == (3, 224, 224)
 
 
 def collect(benchmark, order, view=TRAIN, **plan):
@@ -236,7 +237,9 @@ def test_same_batches_whatever_the_workers_the_start_and_the_parts(source, reque
 
 def test_embedded_pixels_of_the_right_size_are_only_normalised(embedded):
     rows, colours = embedded.images.iloc[[7, 3, 50]], ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    ((images, positions),) = batches.batches(embedded, rows, [np.array([2, 0])], View(32, *colours))
+    ((images, positions),) = batches.batches(
+        embedded, rows, [np.array([2, 0])], View(config.Data(image_size=32), *colours)
+    )
     expected = torch.from_numpy(embedded.pixels[[50, 7]]).permute(0, 3, 1, 2) / 255
     assert positions.tolist() == [2, 0] and images.dtype == torch.float32
     torch.testing.assert_close(images, v2.functional.normalize(expected, *colours))
@@ -265,7 +268,7 @@ def hold(benchmark, connection):
     """Take one batch and leave the workers with full pipes."""
     torch.set_num_threads(1)
     positions = np.split(np.arange(150), 15) * 10
-    taken = batches.batches(benchmark, benchmark.images, positions, View(224, *HALF), workers=2)
+    taken = batches.batches(benchmark, benchmark.images, positions, shown(224), workers=2)
     next(taken)
     connection.send([child.pid for child in multiprocessing.active_children()])
     time.sleep(60)
@@ -273,8 +276,8 @@ def hold(benchmark, connection):
 
 def test_the_training_crop_is_torchvisions():
     for seed in range(20):
-        image, view = photo(20 + 9 * seed, 60), View(32, *HALF, crop_scale=(0.1, 1.0), flip=True)
-        steps = v2.RandomResizedCrop(32, (0.1, 1.0), interpolation=v2.InterpolationMode.BICUBIC)
+        image, view = photo(20 + 9 * seed, 60), View(config.Data(image_size=32, flip=seed % 2 == 1), *HALF, True)
+        steps = v2.RandomResizedCrop(32, (0.2, 1.0), interpolation=v2.InterpolationMode.BICUBIC)
         torch.manual_seed(seed)
-        expected = v2.functional.pil_to_tensor(v2.RandomHorizontalFlip()(steps(image)))
+        expected = v2.functional.pil_to_tensor(v2.RandomHorizontalFlip(0.5 * (seed % 2))(steps(image)))
         assert torch.equal(batches.pixels(image, view, seed), expected)

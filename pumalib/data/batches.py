@@ -82,22 +82,18 @@ def drop_unreadable(benchmark: Benchmark) -> Benchmark:
 
 @dataclass(frozen=True)
 class View:
-    """How an image becomes the network's input."""
+    """How an image becomes the network's input, as `settings` say: resized and its centre, or in `training` a random
+    crop, resized, and half of them flipped (Appendix A).  `mean` and `std` of channels from 0 to 1 are the backbone's."""
 
-    size: int  # pixels, height and width
-    mean: tuple[float, ...]  # of the backbone's pretraining, per channel, for values from 0 to 1
-    std: tuple[float, ...]
-    resize: str = "both"  # at test, "both" sides to 256/224 of size (paper) or the "shorter" (authors' code)
-    crop_scale: tuple[float, float] | None = None  # area share of a random crop; None: the test view
-    flip: bool = False  # half of the images left to right, in training
-    upright: bool = False  # honour EXIF orientation
+    settings: Data
+    mean: Sequence[float]
+    std: Sequence[float]
+    training: bool = False
 
-
-def view(settings: Data, mean: Sequence[float], std: Sequence[float], training: bool = False) -> View:
-    """Resize and centre crop; in `training` random resized crop and flip (Appendix A)."""
-    upright = settings.benchmark == "folders" if settings.upright is None else settings.upright
-    shown = View(settings.image_size, tuple(mean), tuple(std), settings.resize, upright=upright)
-    return replace(shown, crop_scale=tuple(settings.crop_scale), flip=settings.flip) if training else shown
+    @property
+    def upright(self) -> bool:
+        """Whether EXIF orientation is honoured."""
+        return self.settings.benchmark == "folders" if self.settings.upright is None else self.settings.upright
 
 
 _BICUBIC = v2.InterpolationMode.BICUBIC
@@ -106,23 +102,24 @@ _random_crop = cache(v2.RandomResizedCrop)
 
 def pixels(image: Image.Image | np.ndarray, view: View, seed: int = 0) -> Tensor:
     """(3, size, size) uint8 of an RGB image or array (H, W, 3) uint8; a training view depends on `seed` alone."""
+    settings, size = view.settings, view.settings.image_size
     if isinstance(image, np.ndarray):
-        if view.crop_scale is None and image.shape[:2] == (view.size, view.size):  # shown as it is
+        if not view.training and image.shape[:2] == (size, size):  # shown as it is
             return torch.tensor(image).permute(2, 0, 1)
         image = Image.fromarray(image)
-    if view.crop_scale is None:
-        if view.resize == "shorter":  # a long strip, resized, would fill the memory; its ends are not shown anyway
+    if not view.training:
+        if settings.resize == "shorter":  # a long strip, resized, would fill the memory; its ends are not shown anyway
             width, height = image.size
             image = v2.functional.center_crop(image, [min(height, 4 * width), min(width, 4 * height)])
-        image = v2.functional.resize(image, [round(256 * view.size / 224)] * (1 + (view.resize == "both")), _BICUBIC)
-        image = v2.functional.center_crop(image, [view.size])
+        image = v2.functional.resize(image, [round(256 * size / 224)] * (1 + (settings.resize == "both")), _BICUBIC)
+        image = v2.functional.center_crop(image, [size])
     else:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            top, left, height, width = _random_crop(view.size, view.crop_scale).make_params([image]).values()
-            mirrored = view.flip and torch.rand(1) < 0.5
+            top, left, height, width = _random_crop(size, settings.crop_scale).make_params([image]).values()
+            mirrored = settings.flip and torch.rand(1) < 0.5
         # What v2's own forward does, without its overhead, which for small images is half of the time.
-        image = image.crop((left, top, left + width, top + height)).resize([view.size] * 2, Image.Resampling.BICUBIC)
+        image = image.crop((left, top, left + width, top + height)).resize([size] * 2, Image.Resampling.BICUBIC)
         image = ImageOps.mirror(image) if mirrored else image
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
@@ -146,10 +143,10 @@ def batches(benchmark, rows, positions, view, seed=0, *, epoch=0, first=0, part=
         chunks += np.split(np.stack([mine, seeds], 1), range(_CHUNK, len(mine), _CHUNK))
     own = {"generator": torch.Generator(), "worker_init_fn": _end_with_parent}  # else it draws from the training's
     parts = iter(DataLoader(chunks, None, collate_fn=make, num_workers=workers, **own))
-    pin = torch.device(device).type == "cuda"
+    pin, size = torch.device(device).type == "cuda", view.settings.image_size
     try:
         for mine in positions[first:]:
-            batch = torch.empty((len(mine), 3, view.size, view.size), dtype=torch.uint8, pin_memory=pin)
+            batch = torch.empty((len(mine), 3, size, size), dtype=torch.uint8, pin_memory=pin)
             for at in range(0, len(batch), _CHUNK):
                 chunk = next(parts)
                 if isinstance(chunk, str):

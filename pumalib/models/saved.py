@@ -75,7 +75,7 @@ class Embedder:
 
     def __init__(self, model: EmbeddingModel, run: Run):
         self.model, self.run = model, run
-        self.view = batches.view(run.data, *backbones.normalisation(model.backbone))
+        self.view = batches.View(run.data, *backbones.normalisation(model.backbone))
 
     def embed(self, images, batch_size: int = 64, progress: bool = True) -> np.ndarray:
         """Embeddings (n, dim) float32 of a file path, a PIL image, an (H, W, 3) uint8 array, or any iterable of these.

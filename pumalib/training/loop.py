@@ -81,7 +81,7 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
             optimizer = make_optimizer(model, loss, recipe)
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             at = resume(folder, model, loss, optimizer)
-        view, saved = batches.view(run.data, *models.backbones.normalisation(model.backbone), True), time.monotonic()
+        view, saved = batches.View(run.data, *models.backbones.normalisation(model.backbone), True), time.monotonic()
         while at.epoch < recipe.epochs:
             if loss.batches == "classes":
                 sizes = max(2, recipe.batch_size // recipe.images_per_class), recipe.images_per_class
@@ -148,7 +148,7 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
 def embed(model, benchmark, rows: pd.DataFrame, settings, *, device="cpu", workers: int = 0, prompt_weights=False):
     """Embeddings (n, dim) float32 of rows of a benchmark, by the test view of `settings`, a `config.Data`.
     With `prompt_weights`, of a model with a prompt pool, these and the weights (n, M) of its prompts."""
-    view = batches.view(settings, *models.backbones.normalisation(model.backbone))
+    view = batches.View(settings, *models.backbones.normalisation(model.backbone))
     parts = np.split(np.arange(len(rows)), range(256, len(rows), 256))
     shown, model = batches.batches(benchmark, rows, parts, view, workers=workers, device=device), model.eval()
     with torch.inference_mode():
