@@ -84,7 +84,7 @@ def train(method, profile, values, loss, seed, settings):
 
 @cli.group()
 def runs():
-    """List, compare, remove and verify the runs of results/*/kept.jsonl; RUN is a name, or profile/name."""
+    """List, compare, remove and verify the runs of results/*/kept-*.jsonl; RUN is a name, or profile/name."""
 
 
 @runs.command("list")

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogFormatter
 from PIL import Image, ImageOps
 
 from . import config, paths
-from .data import Benchmark, check_known
+from .data import Benchmark
 from .data.batches import decode
 from .study import paper
 
@@ -87,7 +87,6 @@ def intervals(table: pd.DataFrame, ylabel: str | Mapping, title="", joined=False
 def curves(tidy: pd.DataFrame, x: Mapping, xlabel: str, columns=paper.OVERALL, metric: str = "R@1") -> Figure:
     """`metric` over a number, a panel per column and a line per method, with 95 % bands (Figs. 6 to 8).
     `x` gives a row its line and its place, {"PUMA 4": ("PUMA", 4)}; other rows are not drawn."""
-    check_known("column", columns, tidy["dataset"].unique())
     table = _of_metric(tidy[tidy["row"].isin(list(x)) & tidy["dataset"].isin(columns)], metric)
     table[["row", "place"]] = [x[row] for row in table["row"]]
     table["panel"] = pd.Categorical(table["dataset"], columns)

@@ -134,7 +134,7 @@ def weights(home: Path, name: str):
 
 # What is read, the files that are harmed, and whether another value may come out: of contents that name the run anew.
 READS = {
-    "kept runs": (lines, "faults/kept.jsonl", False),
+    "kept runs": (lines, "faults/kept-*.jsonl", False),
     "checkpoint": (resumed, "stopped/checkpoint*.pt", False),
     "model": (embedded, "faults/runs/linear*/model.safetensors", False),
     "mini": (pictures, "mini/photos.png", True),

@@ -1,4 +1,4 @@
-"""`results/<profile>/kept.jsonl`: whole or damaged, written by several at once; and `python -m pumalib runs` on top of it."""
+"""`results/<profile>/kept-*.jsonl`: whole or damaged, written by several at once; and `python -m pumalib runs` on top of it."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ def call(capsys, *argv):
 
 
 def test_lines_are_sorted_whole_and_of_eight_digits(names):
-    lines = (paths.RESULTS / "test" / "kept.jsonl").read_text().splitlines()
+    lines = (paths.RESULTS / "test" / "kept-1.jsonl").read_text().splitlines()
     assert [json.loads(line)["name"] for line in lines] == sorted(names.values())
     record = kept.read("test")[names["puma"]]
     assert record["seconds"] == 0.33333333 and record["log"] == [] and "metrics" not in record
@@ -96,7 +96,7 @@ def test_compare_gives_settings_and_the_paired_difference(names, capsys):
 @pytest.mark.filterwarnings("ignore:.*is damaged")
 def test_verify_finds_what_is_wrong_and_goes_on(names, capsys):
     assert call(capsys, "verify") == (0, "no problem\n", "")
-    file = paths.RESULTS / "test" / "kept.jsonl"
+    file = paths.RESULTS / "test" / "kept-1.jsonl"
     changed = kept.read("test")[names["linear"]]
     call(capsys, "remove", names["linear"], "--yes")
     kept.add(changed | {"run": changed["run"] | {"dim": 17}}, "test")

@@ -46,7 +46,7 @@ def results(trained, monkeypatch):
 def copied(trained, tmp_path, monkeypatch):
     """Numbers as in a fresh clone: lines and no folders."""
     (tmp_path / "test").mkdir()
-    shutil.copy(trained / "test" / "kept.jsonl", tmp_path / "test")
+    shutil.copy(trained / "test" / "kept-1.jsonl", tmp_path / "test")
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
     return tmp_path / "test"
 
@@ -182,7 +182,7 @@ def test_two_processes_train_a_run_once_and_one_that_is_killed_goes_on(tmp_path,
     assert [process.returncode for process in both] == [0, 0], said
     assert logs[0].read_text().startswith(log) and len(logs[0].read_text().splitlines()) == 5
     assert sum("epoch" in text for text in said) <= 1 and any("run 1 of 1" in text for text in said)
-    (line,) = (tmp_path / "two" / "kept.jsonl").read_text().splitlines()
+    (line,) = (tmp_path / "two" / "kept-1.jsonl").read_text().splitlines()
     assert len(json.loads(line)["log"]) == 4
 
 

@@ -1,4 +1,4 @@
-"""The runs that were kept: `results/<profile>/kept.jsonl` has a line for each finished run, its settings and numbers.
+"""The runs that were kept: `results/<profile>/kept-*.jsonl` have a line for each finished run, its settings and numbers.
 While it trains a run has a folder, `results/<profile>/runs/<name>/`.  A `profile` may be the path of another folder."""
 
 import difflib
@@ -20,6 +20,7 @@ from ..config import Run
 from ..training import run_folder
 
 MODEL = models.saved.FILE
+FULL = 250  # lines of a file: 3 MB of `mini`
 COLUMNS = ["profile", "finished", "method", "loss", "seed", "epochs"]
 COLUMNS += ["members", "trainable", "unified", "harmonic", "seconds", "device"]
 ALWAYS = [*COLUMNS, "images_per_second", "method.name", "training.epochs", "backbone", "data.image_size"]
@@ -36,12 +37,18 @@ def read(profile: str | Path) -> dict[str, dict]:
 
 def lines(profile: str | Path) -> tuple[dict[str, dict], dict[str, str]]:
     """Records and lines by name; a line that is damaged has no record, and a name by what is left of it."""
-    file = paths.RESULTS / profile / "kept.jsonl"
-    state = file.stat() if file.is_file() else None
-    return _lines(file, state.st_mtime_ns, state.st_size, state.st_ino) if state else ({}, {})
+    records, texts = {}, {}
+    for _, part in _files(profile):
+        records, texts = records | part[0], texts | part[1]
+    return records, texts
 
 
-@lru_cache(maxsize=8)
+def _files(profile: str | Path) -> list[tuple[Path, tuple[dict, dict]]]:
+    found = [(file, file.stat()) for file in sorted((paths.RESULTS / profile).glob("kept-*.jsonl"))]
+    return [(file, _lines(file, state.st_mtime_ns, state.st_size, state.st_ino)) for file, state in found]
+
+
+@lru_cache(maxsize=32)
 def _lines(file: Path, *state: int) -> tuple[dict[str, dict], dict[str, str]]:
     records, texts = {}, {}
     for number, text in enumerate(file.read_text(encoding="utf-8", errors="backslashreplace").splitlines(), 1):
@@ -59,12 +66,15 @@ def _lines(file: Path, *state: int) -> tuple[dict[str, dict], dict[str, str]]:
 
 
 def _put(name: str, text: str | None, profile: str | Path) -> None:
-    """Write, or with None take out, a run's line; the file is written whole, by one process at a time."""
+    """Write, or with None take out, a run's line; a file is written whole, by one process at a time."""
     home = paths.RESULTS / profile
     run_folder.make(home)
     with FileLock(home / ".kept.lock"):
-        texts = {**lines(home)[1], name: text}
-        run_folder.write_text(home / "kept.jsonl", "".join(f"{texts[key]}\n" for key in sorted(texts) if texts[key]))
+        files = {file: texts for file, (_, texts) in _files(home)}
+        fitting = [file for file in files if name in files[file]] or [file for file in files if len(files[file]) < FULL]
+        file = (fitting or [home / f"kept-{len(files) + 1}.jsonl"])[0]
+        texts = {**files.get(file, {}), name: text}
+        run_folder.write_text(file, "".join(f"{texts[key]}\n" for key in sorted(texts) if texts[key]))
 
 
 def add(record: dict, profile: str | Path) -> None:
@@ -80,7 +90,7 @@ def add(record: dict, profile: str | Path) -> None:
 def held(folder: Path) -> Iterator[None]:
     """Lock a run's folder for its training, or wait for the process that trains it, and keep the finished run."""
     run_folder.make(folder)
-    with run_folder.lock(folder):
+    with FileLock(folder / run_folder.LOCK):
         if not (folder / MODEL).is_file():  # then it is trained again, whatever its numbers
             (folder / run_folder.FINISHED).unlink(missing_ok=True)
         yield
@@ -172,7 +182,7 @@ def remove(name: str, profile: str) -> None:
     """Remove a run, its line and its folder; filelock's Timeout: a running process holds it."""
     place = folder(name, profile)
     if place.is_dir():
-        with run_folder.lock(place).acquire(timeout=0):
+        with FileLock(place / run_folder.LOCK).acquire(timeout=0):
             (place / run_folder.FINISHED).unlink(missing_ok=True)  # first: what is half removed must not look finished
             shutil.rmtree(place)
     _put(name, None, profile)
@@ -194,7 +204,7 @@ def compare(first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def problems(profile: str | None = None) -> Iterator[str]:
     """What is wrong with kept runs: damaged lines, other names today, models that do not load."""
-    for home in sorted(file.parent for file in paths.RESULTS.glob(f"{profile or '*'}/kept.jsonl")):
+    for home in sorted(paths.RESULTS.glob(profile or "*")):
         for name in lines(home)[1]:
             try:
                 found = _problem(name, home)

@@ -33,9 +33,8 @@ def table(number: int) -> pd.DataFrame:
 
 def comparable(printed: pd.DataFrame, datasets) -> pd.DataFrame:
     """`printed` without its single datasets unless all `datasets` are the paper's: names may coincide, images do not."""
-    if set(datasets) <= set(DATASETS):
-        return printed
-    return printed[[column for column in printed if column.split("_")[0] not in DATASETS]]
+    single = [column for column in printed if column.split("_")[0] in DATASETS]
+    return printed if set(datasets) <= set(DATASETS) else printed.drop(columns=single)
 
 
 def inconsistent(number: int) -> pd.DataFrame:

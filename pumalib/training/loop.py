@@ -45,7 +45,7 @@ class Reached:
 def train(run: Run, folder: Path, position: str = "") -> Path:
     """Train and evaluate `run`, or go on where `folder` left off, and return `folder`; a finished one is only read.
     It leaves `run.json`, `log.csv`, `model.safetensors` (what was trained) and, written last, the record of all in
-    `metrics.json`.  Where others may want the same run, hold `run_folder.lock(folder)`.  `position` is such as "run 3
+    `metrics.json`.  Where others may want the same run, lock `run_folder.LOCK`.  `position` is such as "run 3
     of 9".  Raises NonFiniteLoss or, where the folder cannot be written, OSError."""
     if (folder / FINISHED).is_file():
         return folder

@@ -3,12 +3,11 @@
 import json
 from pathlib import Path
 
-from filelock import FileLock
-
 from .. import paths
 from ..config import Run, short_hash
 
 FINISHED = "metrics.json"  # written last: a folder that has it is complete, and only read
+LOCK = ".lock"  # held by the one process that writes to the folder; a finished run is read without
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")
 
 
@@ -30,11 +29,6 @@ def make(folder: Path) -> None:
         remedy = "name another place with PUMALIB_RESULTS=<folder>"
         raise OSError(error.errno, f"cannot make {folder}: {error.strerror}; {remedy}") from error
     paths.sweep(folder)
-
-
-def lock(folder: Path) -> FileLock:
-    """Held by the one process that writes to `folder`; a finished run is read without."""
-    return FileLock(folder / ".lock")
 
 
 def write_text(file: Path, text: str) -> None:
