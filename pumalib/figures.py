@@ -16,7 +16,7 @@ from matplotlib.ticker import LogFormatter
 from PIL import Image, ImageOps
 
 from . import config, paths
-from .data import Benchmark
+from .data import Benchmark, check_known
 from .data.batches import decode
 from .study import paper
 
@@ -87,6 +87,7 @@ def intervals(table: pd.DataFrame, ylabel: str | Mapping, title="", joined=False
 def curves(tidy: pd.DataFrame, x: Mapping, xlabel: str, columns=paper.OVERALL, metric: str = "R@1") -> Figure:
     """`metric` over a number, a panel per column and a line per method, with 95 % bands (Figs. 6 to 8).
     `x` gives a row its line and its place, {"PUMA 4": ("PUMA", 4)}; other rows are not drawn."""
+    check_known("column", columns, tidy["dataset"].unique())
     table = _of_metric(tidy[tidy["row"].isin(list(x)) & tidy["dataset"].isin(columns)], metric)
     table[["row", "place"]] = [x[row] for row in table["row"]]
     table["panel"] = pd.Categorical(table["dataset"], columns)
@@ -245,7 +246,7 @@ def contact_sheet(benchmark: Benchmark, per_dataset: int = 12) -> Figure:
 
 
 def retrieval_grid(benchmark: Benchmark, queries: Sequence[int], found: Mapping[str, np.ndarray]) -> Figure:
-    """Queries at the left, their nearest images beside them, true matches green and false ones red (Fig. 9).
+    """Queries at the left, their nearest images beside them, true matches green, false ones orange and dashed (Fig. 9).
     Both are positions in `benchmark.test`; `found` has (len(queries), k) of them by method name."""
     images, lines = benchmark.test, []
     for number, query in enumerate(images.iloc[list(queries)].itertuples()):
@@ -300,4 +301,5 @@ def _dots(axis, x, rows: pd.DataFrame, label: str, look: tuple[str, str], joined
 
 def _decoded(benchmark: Benchmark, image) -> Image.Image:
     at, pixels = image.path, benchmark.pixels
-    return decode(benchmark.root / at) if pixels is None else Image.fromarray(pixels[int(at)])
+    picture = decode(benchmark.root / at) if pixels is None else Image.fromarray(pixels[int(at)])
+    return ImageOps.fit(picture, (96, 96), Image.Resampling.BOX)  # now: a photograph takes 36 MB, a figure has hundreds

@@ -37,11 +37,8 @@ def room(name):
     return (name.split(".") + ["__init__"])[1]
 
 
-def test_the_rooms_are_the_ten():
+def test_there_are_ten_rooms_and_each_imports_only_rooms_below_it():
     assert {room(name) for name in MODULES} == {*ROOMS, "__init__"}
-
-
-def test_a_room_imports_only_rooms_below_it():
     for name, file in MODULES.items():
         for other in imports(file):
             if room(other) != room(name):

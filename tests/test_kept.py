@@ -29,7 +29,7 @@ def made(run, seed, rate):
     (folder / kept.MODEL).touch()
     (folder / "run.json").write_text(run.to_json())
     classes = {name: np.arange(len(v)) // 4 for name, v in full.items()}
-    scores = evaluation.Scores(tuple(metrics), full, classes, dict.fromkeys(full, 0))
+    scores = evaluation.retrieval.Scores(tuple(metrics), full, classes, dict.fromkeys(full, 0))
     table = scores.table().reset_index(names="dataset").to_dict("records")
     record = {"run": json.loads(run.to_json()), "environment": {"device": "cpu"}, "log": [], "images_per_second": 4.0}
     record |= {"parameters": {"trainable": 1, "total": 2}, "seconds": 1 / 3, "table": table, **scores.packed()}
@@ -58,9 +58,15 @@ def call(capsys, *argv):
     return status, *capsys.readouterr()
 
 
-def test_lines_are_sorted_whole_and_of_eight_digits(names):
-    lines = (paths.RESULTS / "test" / "kept-1.jsonl").read_text().splitlines()
-    assert [json.loads(line)["name"] for line in lines] == sorted(names.values())
+def test_lines_are_sorted_whole_of_eight_digits_and_fill_files(names, monkeypatch):
+    file = paths.RESULTS / "test" / "kept-1.jsonl"
+    assert [json.loads(line)["name"] for line in file.read_text().splitlines()] == sorted(names.values())
+    monkeypatch.setattr(kept, "FULL", 3)
+    kept.add({"name": "fourth"}, "test")
+    second = file.with_name("kept-2.jsonl")
+    file.write_text(file.read_text() + second.read_text())  # in both, as after a merge
+    kept.remove("fourth", "test")
+    assert kept.read("test").keys() == set(names.values()) and second.read_text() == ""
     record = kept.read("test")[names["puma"]]
     assert record["seconds"] == 0.33333333 and record["log"] == [] and "metrics" not in record
     assert study.run_of(names["puma"], "test") == RUNS["puma"]
@@ -111,7 +117,7 @@ def test_verify_finds_what_is_wrong_and_goes_on(names, capsys):
     kept.add({"name": "another"}, "test")  # leaves damaged lines where they are
     lines = file.read_text().splitlines()
     assert len(lines) == 5 and set(kept.read("test")) == {names["linear"], names["puma"], "another"}
-    assert call(capsys, "remove", f"line {lines.index('<<<<<<< ours') + 1}", "--yes")[0] == 0
+    assert call(capsys, "remove", f"line {lines.index('<<<<<<< ours') + 1} of kept-1.jsonl", "--yes")[0] == 0
     assert file.read_text().splitlines() == [line for line in lines if line != "<<<<<<< ours"]
 
 

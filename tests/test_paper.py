@@ -92,8 +92,8 @@ def study_of(tmp_path, monkeypatch):
                     hits = {key: (rng.random((n, 5)) < rate + ease[key]).ravel() for key, n in DRAWN.items()}
                     hits["unified"] = np.concatenate(list(hits.values()))
                     table = [{"dataset": key, "queries": len(hit)} for key, hit in hits.items()]
-                    first = {key: evaluation.pack(np.arange(len(hit)) % 5 == 0) for key, hit in hits.items()}
-                    packed = {key: evaluation.pack(hit) for key, hit in hits.items()}
+                    first = {key: evaluation.retrieval.pack(np.arange(len(hit)) % 5 == 0) for key, hit in hits.items()}
+                    packed = {key: evaluation.retrieval.pack(hit) for key, hit in hits.items()}
                     kept.add({"name": name, "run": {}, "hits": packed, "classes": first, "table": table}, "test")
                 lines.append({"row": row, "runs": " ".join(names)})
             pd.DataFrame(lines).to_csv(tmp_path / "test" / f"{file}.csv", index=False)
@@ -130,6 +130,6 @@ def test_a_claim_is_withheld_where_its_runs_cannot_answer(study_of):
 
 def test_parameters_counted_from_models_agree_with_the_print():
     counted = paper.parameters()
-    committed = pd.read_csv(paths.ROOT / "results" / "mini" / "parameters.csv")
+    committed = pd.read_csv(paths.ROOT / "results" / "parameters.csv")
     for column in ("table", "row", "models", "trainable", "total", "agrees"):
         assert counted[column].tolist() == committed[column].tolist(), column

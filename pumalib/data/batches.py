@@ -127,7 +127,7 @@ def pixels(image: Image.Image | np.ndarray, view: View, seed: int = 0) -> Tensor
 def normalise(images: Tensor, view: View) -> Tensor:
     """uint8 (B, 3, S, S) as float32, less the mean, over the standard deviation."""
     mean, std = ([255 * value for value in values] for values in (view.mean, view.std))
-    return v2.functional.normalize(images.float(), mean, std)
+    return v2.functional.normalize(images.float(), mean, std, inplace=True)
 
 
 def batches(benchmark, rows, positions, view, seed=0, *, epoch=0, first=0, part=0, workers=0, device="cpu") -> Iterator:

@@ -1,7 +1,6 @@
 """How well a metric space retrieves: accuracies with intervals, nearest neighbours, and differences in pairs."""
 
-from .retrieval import Scores, neighbours, pack, scores, unpack
+from .retrieval import neighbours, scores, unpack
 from .statistics import KS, OVERALL, harmonic_mean, holm, interval, paired_difference
 
-__all__ = ["Scores", "neighbours", "pack", "scores", "unpack"]
-__all__ += ["KS", "OVERALL", "harmonic_mean", "holm", "interval", "paired_difference"]
+__all__ = ["KS", "OVERALL", "harmonic_mean", "holm", "interval", "neighbours", "paired_difference", "scores", "unpack"]

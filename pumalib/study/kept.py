@@ -44,11 +44,11 @@ def lines(profile: str | Path) -> tuple[dict[str, dict], dict[str, str]]:
 
 
 def _files(profile: str | Path) -> list[tuple[Path, tuple[dict, dict]]]:
-    found = [(file, file.stat()) for file in sorted((paths.RESULTS / profile).glob("kept-*.jsonl"))]
+    found = [(file, file.stat()) for file in sorted((paths.RESULTS / profile).glob("kept*.jsonl"))]
     return [(file, _lines(file, state.st_mtime_ns, state.st_size, state.st_ino)) for file, state in found]
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=8)
 def _lines(file: Path, *state: int) -> tuple[dict[str, dict], dict[str, str]]:
     records, texts = {}, {}
     for number, text in enumerate(file.read_text(encoding="utf-8", errors="backslashreplace").splitlines(), 1):
@@ -58,7 +58,7 @@ def _lines(file: Path, *state: int) -> tuple[dict[str, dict], dict[str, str]]:
                 raise ValueError("its digest is another")
             records[record["name"]], texts[record["name"]] = record, text
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            name = next(iter(re.findall(r'^\{"name": "([^"]+)"', text)), f"line {number}")
+            name = next(iter(re.findall(r'^\{"name": "([^"]+)"', text)), f"line {number} of {file.name}")
             texts.setdefault(name, text)
             remedy = f"its run counts as not done; `python -m pumalib runs remove {name!r}` drops it, `runs verify` checks all"
             warnings.warn(f"{paths.shown(file)}, line {number} ({name}) is damaged ({error}): {remedy}", stacklevel=2)
@@ -71,10 +71,11 @@ def _put(name: str, text: str | None, profile: str | Path) -> None:
     run_folder.make(home)
     with FileLock(home / ".kept.lock"):
         files = {file: texts for file, (_, texts) in _files(home)}
-        fitting = [file for file in files if name in files[file]] or [file for file in files if len(files[file]) < FULL]
-        file = (fitting or [home / f"kept-{len(files) + 1}.jsonl"])[0]
-        texts = {**files.get(file, {}), name: text}
-        run_folder.write_text(file, "".join(f"{texts[key]}\n" for key in sorted(texts) if texts[key]))
+        holding = [file for file in files if name in files[file]]
+        roomy = [file for file in files if len(files[file]) < FULL] or [home / f"kept-{len(files) + 1}.jsonl"]
+        for file in holding or roomy[: bool(text)]:
+            texts = {**files.get(file, {}), name: text}
+            run_folder.write_text(file, "".join(f"{texts[key]}\n" for key in sorted(texts) if texts[key]))
 
 
 def add(record: dict, profile: str | Path) -> None:

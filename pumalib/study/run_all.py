@@ -222,7 +222,10 @@ def marked(table: pd.DataFrame, values: pd.DataFrame) -> Styler:
             return re.sub(r" ([\[(].*?[])])", lambda m: f"<br><small>{m[1].replace(' ', '&nbsp;')}</small>", cell)
         return "" if pd.isna(cell) else f"{cell:,.1f}" if isinstance(cell, float) else f"{cell:,}"
 
-    texts, places = table.map(text), (100 * values).round(1).rank(method="dense", ascending=False).reindex(table.index)
+    texts, places = (
+        table.map(text).astype(str),
+        (100 * values).round(1).rank(method="dense", ascending=False).reindex(table.index),
+    )
     for name, (place, tag) in product(texts.columns.intersection(values.columns), ((1, "b"), (2, "u"))):
         told = texts[name].str.replace("^([^<]+)", rf"<{tag}>\1</{tag}>", regex=True)  # of ours, not what is below
         texts[name] = texts[name].where(places[name] != place, told)
@@ -254,16 +257,13 @@ def plan(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[
     speeds = known.groupby(["method", "backbone", "data.image_size"])["images_per_second"].median()
     for run in (run for _, parts in _asked(rows, profile, side) for run in parts):
         try:
-            name = kept.run_name(run)
-        except (ValueError, OSError):  # its images or weights may not be there yet
-            name = run_folder.name(run, "unknown", "unknown")
-        try:
-            images = len(load(run.data, run.seed).train)
-        except (ValueError, OSError):  # then by the counts of Table 1
+            name, images = kept.run_name(run), len(load(run.data, run.seed).train)
+        except (ValueError, OSError):  # not on this machine yet; then by the counts of Table 1
             if run.data.benchmark != "paper":
                 raise
             counts = [DATASETS[name].counts["train"] for name in run.data.datasets or DATASETS]
             images = sum(min(count, (run.data.shots or count) * classes) for count, classes in counts)
+            name = run_folder.name(run, "unknown", "unknown")
         images *= run.training.epochs * (run.method.name != "pretrained")
         speed = speeds.get((run.method.name, run.backbone, run.data.image_size), np.nan)
         lines[name] = [run.method.name, images, name in done, images / speed / 3600 if images else 0.0]

@@ -53,8 +53,7 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
     with tqdm(desc=about, unit="image", dynamic_ncols=True, disable=not parallel.first()) as bar:
         # ---- build
         recipe, device = run.training, choose_device(run.training.device)
-        automatic = "bfloat16" if device.type == "cuda" else "float32"
-        precision = automatic if recipe.precision == "auto" else recipe.precision
+        precision = {"auto": "bfloat16" if device.type == "cuda" else "float32"}.get(recipe.precision, recipe.precision)
         benchmark = data.load(run.data, run.seed)
         # Proxies are numbered 0..C-1 over the training classes, whatever labels the table gives them.
         classes, labels = np.unique(benchmark.train["label"].to_numpy(), return_inverse=True)
