@@ -172,15 +172,9 @@ def test_executed_notebooks_make_a_site(results, tmp_path):
     for stem in ("01_one", "02_two"):
         write(stem, f"print('found in {stem}')")
     assert main(["run"]) == 0
-    place = [
-        f"RESULTS={results.parent}",
-        "PROFILE=smoke",
-        f"SITE={tmp_path}/site",
-        f"BIN={Path(sys.executable).parent}",
-    ]
-    subprocess.run(
-        ["make", "-o", f"{Path(sys.executable).parent.parent}/installed", "site", *place], cwd=paths.ROOT, check=True
-    )
+    python = Path(sys.executable).parent
+    place = [f"RESULTS={results.parent}", "PROFILE=smoke", f"SITE={tmp_path}/site", f"BIN={python}"]
+    subprocess.run(["make", "-o", f"{python.parent}/installed", "site", *place], cwd=paths.ROOT, check=True)
     pages = [(tmp_path / "site" / "_build" / "html" / f"{stem}.html").read_text() for stem in ("index", "02_two")]
     assert "01_one.html" in pages[0] and "found in 02_two" in pages[1]
 

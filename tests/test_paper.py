@@ -59,7 +59,7 @@ def test_claims_by_the_papers_own_numbers():
     found = {claim["name"]: paper.evidence(claim, prints, paper.print_gains) for claim in paper.CLAIMS}
     drawn = ["few-shot-linear", "few-shot-full", "half"]
     assert [name for name, (above, *_) in found.items() if above is None] == drawn
-    assert {name: said.partition(";")[0] for name, (above, _, said) in found.items() if above == 1} == {
+    assert {name: said.partition(";")[0] for name, (above, _, said, _) in found.items() if above == 1} == {
         "beats-specific-each": "PUMA over specific PA, sop: -0.4",  # and on Flowers (99.3 against 99.4)
         "only-efficient": "the mean of 18 over AdaptFormer, harmonic: -7.5",
         "stochastic-adapter": "stochastic over static, inshop: -0.5",
@@ -106,14 +106,17 @@ FULL = {"frozen": 0.3, "universal CurricularFace": 0.5}
 
 
 def test_a_claim_follows_from_kept_runs(study_of):
-    rows = FULL | {"PUMA": 0.6, "LoRA": 0.5, "VPT": 0.6}
+    nine = {name: 0.5 for name in paper.table(2).index if name.startswith("universal")}
+    rows = FULL | nine | {"PUMA": 0.65, "LoRA": 0.5, "VPT": 0.6}
     found = study_of(main_results=rows, components={"static": 0.4, "stochastic": 0.6})
     here = found["here"].to_dict()
     assert here["beats-universal"] == here["stochastic-adapter"] == "supported"
     assert here["beats-efficient"] == "not testable" and "no row 'Linear Emb.'" in found.at["beats-efficient", "why"]
     assert here["few-parameters"] == "not testable" and here["every-scale"] == "not testable"
-    said = r"PUMA over universal CurricularFace, \w+: \+\d+\.\d \[\+.*, .*\]; the weakest of 2"
+    said = r"PUMA over universal \w+, \w+: \+\d+\.\d \[\+.*, .*\]; the weakest of 18"
     assert re.fullmatch(said, found.at["beats-universal", "why"])
+    few = study_of(main_results=FULL | {"PUMA": 0.65}).loc["beats-universal"]
+    assert few["here"] == "undecided" and few["why"].endswith("; 1 of 9 pairs of rows were run")
     assert study_of(main_results=FULL | {"PUMA": 0.4}).at["beats-universal", "here"] == "contradicted"
     assert study_of(main_results=FULL | {"PUMA": 0.5}).at["beats-universal", "here"] == "undecided"
 
