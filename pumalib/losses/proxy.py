@@ -19,7 +19,7 @@ class ProxyLoss(Loss):
         if self.per_class:  # as the weight (D, C K) of a linear layer
             count = num_classes * getattr(self, self.per_class)
             start = torch.empty(count, dim).uniform_(-1, 1) / math.sqrt(count)
-        else:  # Kaiming's normal distribution over the classes, as PUMA's authors
+        else:  # of the deviation that PUMA's authors have; theirs is uniform
             start = math.sqrt(2 / num_classes) * torch.randn(num_classes, dim)
         self.proxies = nn.Parameter(start)
 
