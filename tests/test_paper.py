@@ -118,7 +118,7 @@ def test_a_claim_follows_from_kept_runs(study_of):
     few = study_of(main_results=FULL | {"PUMA": 0.65}).loc["beats-universal"]
     assert few["here"] == "undecided" and few["why"].endswith("; 1 of 9 pairs of rows were run")
     assert study_of(main_results=FULL | {"PUMA": 0.4}).at["beats-universal", "here"] == "contradicted"
-    assert study_of(main_results=FULL | {"PUMA": 0.5}).at["beats-universal", "here"] == "undecided"
+    assert study_of(main_results=FULL | nine | {"PUMA": 0.5}).at["beats-universal", "here"] == "undecided"
 
 
 def test_a_claim_is_withheld_where_its_runs_cannot_answer(study_of):

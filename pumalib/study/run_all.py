@@ -182,9 +182,8 @@ class Results:
         gains = [f"{one.difference} {one.points:+.1f} [{one.low:+.1f}, {one.high:+.1f}]" for one in gains]
         text += f"  In pairs: {'; '.join(gains)}." * bool(gains)
         for here, claims in paper.scorecard(profile, about).groupby("here")["claim"] if about else ():
-            verdicts.append(
-                f"{len(claims)} {here}" + f": *{'; '.join(claims)}*" * (here in ("supported", "contradicted"))
-            )
+            sure = here in ("supported", "contradicted")
+            verdicts.append(f"{len(claims)} {here}" + f": *{'; '.join(claims)}*" * sure)
         text += f"  Of the paper's claims about it: {'; '.join(verdicts)}." * bool(verdicts)
         return Markdown(text)
 
@@ -222,10 +221,8 @@ def marked(table: pd.DataFrame, values: pd.DataFrame) -> Styler:
             return re.sub(r" ([\[(].*?[])])", lambda m: f"<br><small>{m[1].replace(' ', '&nbsp;')}</small>", cell)
         return "" if pd.isna(cell) else f"{cell:,.1f}" if isinstance(cell, float) else f"{cell:,}"
 
-    texts, places = (
-        table.map(text).astype(str),
-        (100 * values).round(1).rank(method="dense", ascending=False).reindex(table.index),
-    )
+    texts = table.map(text).astype(str)
+    places = (100 * values).round(1).rank(method="dense", ascending=False).reindex(table.index)
     for name, (place, tag) in product(texts.columns.intersection(values.columns), ((1, "b"), (2, "u"))):
         told = texts[name].str.replace("^([^<]+)", rf"<{tag}>\1</{tag}>", regex=True)  # of ours, not what is below
         texts[name] = texts[name].where(places[name] != place, told)
