@@ -279,7 +279,7 @@ def test_without_a_network_the_hub_error_says_what_to_do(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["full", "vpt-deep", "puma+lora-stochastic"])
-@pytest.mark.parametrize("form", ["every token", "recomputed"])
+@pytest.mark.parametrize("form", ["every token", "recomputed", "plain attention"])
 def test_every_form_of_the_model_gives_the_same_gradients(method, form):
     model, computed = tiny(method).train(), []
     images, gates = torch.randn(3, 3, 16, 16), model.draw_gates(3)
@@ -287,6 +287,8 @@ def test_every_form_of_the_model_gives_the_same_gradients(method, form):
     assert model.reads_class_token  # the last MLP needs the class token alone
     if form == "recomputed":
         model.backbone.blocks[0].norm1.register_forward_hook(lambda *_: computed.append(form))
+    for part in model.modules() if form == "plain attention" else ():
+        part.fused_attn = False
     model.recompute, model.reads_class_token = form == "recomputed", form != "every token"
     bound = 0 if form == "recomputed" else 1e-4
     torch.testing.assert_close(gradients(model, images, gates), expected, atol=bound, rtol=bound)

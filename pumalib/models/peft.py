@@ -42,5 +42,6 @@ class LoRA(nn.Module):
         for target, down, up in zip(self.targets, self.down, self.up):
             qkv[target] = qkv[target] + up(gated(down(h), self.scale, gate))
         q, k, v = (part.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in qkv)  # (B, heads, N, D / heads)
-        x = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
+        q, k = attn.q_norm(q), attn.k_norm(k)
+        x = F.scaled_dot_product_attention(q, k, v) if attn.fused_attn else (q * attn.scale @ k.mT).softmax(-1) @ v
         return attn.proj(attn.norm(x.transpose(1, 2).flatten(2)))
