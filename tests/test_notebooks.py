@@ -18,7 +18,7 @@ from pumalib import paths, study
 from pumalib.__main__ import main
 from pumalib.study import notebooks
 
-KEPT = [paths.ROOT / "results" / name for name in ("mini", "photos", "photos-128", "photos-gpu")]
+KEPT = [paths.ROOT / "results" / name for name in ("mini", "photos", "photos-96", "photos-gpu")]
 TEMPLATES = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
 PARAMETERS = 'profile = "smoke"  # name\noverrides = {}  # fields\n'
 P = (
