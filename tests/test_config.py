@@ -97,6 +97,7 @@ def test_an_override_wins_over_the_recipes():
         run = profile.run(method)
         assert (run.training.epochs, run.training.lr, run.data.datasets) == (2, 0.5, ("birds",))
     assert profile.seeds == (7,) and profile.side_seeds == ()
+    assert config.profile("photos").data.split and not config.profile("photos", root="/images").data.split
 
 
 def test_identity_changes_with_numbers_and_not_with_places():
