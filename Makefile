@@ -26,10 +26,11 @@ site: .venv/installed  ## the executed notebooks of PROFILE as one searchable si
 	cp -r docs/site/* $(filter-out %.failed.ipynb,$(wildcard $(RESULTS)/$(PROFILE)/[0-9]*.ipynb)) $(SITE)
 	$(BIN)/jupyter-book build --quiet $(SITE)
 
-photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/photos.md): 06, 03, 02, 12, 11; hours on a CPU
+photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/photos.md): 06, 03, 18, 02, 12, 11; hours on a CPU
 	$(PHOTOS_RUN) 06 -p 'methods=[linear, full, puma, adapter-stochastic, adapter, prompt-pool, adaptformer]'
 	$(PHOTOS_RUN) 06 -p 'methods=[linear, mlp3, vpt, lora, lora-stochastic, adaptformer, prompt-pool, adapter, adapter-stochastic, puma, full]'
 	$(PHOTOS_RUN) 03
+	$(PHOTOS_RUN) 18 -p 'factors=[1, 4]' -p 'methods=[full, adapter, adapter-stochastic, puma]'
 	$(PHOTOS_RUN) 02 -p 'methods=[specific CurricularFace, universal CosFace, universal PA, universal MS, universal CurricularFace, Linear Emb., AdaptFormer, PUMA]'
 	$(PHOTOS_RUN) 12 -p 'ranks=[0, 128]' -p 'lengths=[0, 8]' -p 'pools=[20]'
 	$(PHOTOS_RUN) 11 -p 'shots=[1, 4, 16]'
