@@ -237,9 +237,9 @@ def profile(name: str, **changes) -> Profile:
     own = {"side_seeds": ()} if "seeds" in changes else {}  # an explicit wish is for all rows
     for recipe in ("full", "frozen"):
         own[recipe] = {key: value for key, value in getattr(read, recipe).items() if key not in changes}
+    changes = ({"split": None} if "root" in changes else {}) | changes  # a split is of the images of its own root
     for part, before in (("data", read.data), ("training", read.training)):
-        given = {"split": None} if "root" in changes else {}  # a split is of the images of its own root
-        own[part] = _changed(before, given | {key: changes.pop(key) for key in _names(before) if key in changes}, where)
+        own[part] = _changed(before, {key: changes.pop(key) for key in _names(before) if key in changes}, where)
     return _changed(read, own | changes, where)
 
 
