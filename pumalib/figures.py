@@ -29,7 +29,7 @@ plt.rcParams.update(STYLE | {"figure.constrained_layout.use": True, "grid.linewi
 
 COLOURS = sns.color_palette("colorblind", 10).as_hex()
 OURS = COLOURS.pop(3), "*"  # no other method has PUMA's colour
-KINDS = {"specific ": "o", "universal ": "s", "": "s"}  # of full fine-tuning with one of nine losses (Table 2)
+KINDS = {"specific ": "o", "universal ": "s", "": "P"}  # full fine-tuning with nine losses (Table 2); any method
 LOSSES = [name for name in paper.LOSSES if name not in ("SupCon", "ProxyNCA++")]
 LOOKS = {kind + loss: (COLOURS[n], marker) for kind, marker in KINDS.items() for n, loss in enumerate(LOSSES)}
 LOOKS |= {name: (COLOURS[n % 9], "D^v<>"[n % 5]) for n, name in enumerate(config.METHODS)}
@@ -87,7 +87,6 @@ def intervals(table: pd.DataFrame, ylabel: str | Mapping, title="", joined=False
 def curves(tidy: pd.DataFrame, x: Mapping, xlabel: str, columns=paper.OVERALL, metric: str = "R@1") -> Figure:
     """`metric` over a number, a panel per column and a line per method, with 95 % bands (Figs. 6 to 8).
     `x` gives a row its line and its place, {"PUMA 4": ("PUMA", 4)}; other rows are not drawn."""
-    check_known("column", columns, tidy["dataset"].unique())
     table = _of_metric(tidy[tidy["row"].isin(list(x)) & tidy["dataset"].isin(columns)], metric)
     table[["row", "place"]] = [x[row] for row in table["row"]]
     table["panel"] = pd.Categorical(table["dataset"], columns)
@@ -154,12 +153,15 @@ def embedding_map(maps: Mapping[str, pd.DataFrame], of: str) -> Figure:
 
 
 def gains(differences: pd.DataFrame, title: str = "") -> Figure:
-    """Differences in pairs, of `Results.differences`, with 95 % intervals, a panel per column; hollow: as printed."""
+    """Differences in pairs, of `Results.differences`, with 95 % intervals, a panel per column; hollow: printed; grey: one seed."""
     names, panels = list(dict.fromkeys(differences["difference"]))[::-1], differences.groupby("of", sort=False)
     figure, axes = _figure(1, max(1, len(panels)), 9.5, 1.4 + 0.22 * len(names))
     for axis, (panel, part) in zip(axes.flat, panels, strict=False):
-        x, y, up, down = part["points"], part["difference"].map(names.index), part["low"] > 0, part["high"] < 0
-        for said, colour, mine in (("above", TRUE, up), ("below", FALSE, down), ("undecided", GREY, ~(up | down))):
+        x, y = part["points"], part["difference"].map(names.index)
+        seeds = part["p"].notna() if "p" in part else False
+        up, down = (part["low"] > 0) & seeds, (part["high"] < 0) & seeds
+        kinds = ("interval above 0", TRUE, up), ("below 0", FALSE, down), ("across 0, or one seed", GREY, ~(up | down))
+        for said, colour, mine in kinds:
             spread = np.stack([x - part["low"], part["high"] - x])[:, mine]
             axis.errorbar(x[mine], y[mine], xerr=spread, fmt="o", color=colour, label=said if mine.any() else None)
         if "paper" in part and part["paper"].notna().any():
@@ -210,10 +212,8 @@ def picture_grid(lines: Sequence[Sequence], title: str = "") -> Figure:
     wide = {tuple: 1.1, str: 1.8, type(None): 0.2}
     lefts = [np.cumsum([0, *(wide[type(cell)] for cell in line)]) for line in lines]
     below = max(len(cell[1].splitlines()) for line in lines for cell in line if type(cell) is tuple)
-    tops, width = (
-        np.cumsum([0, *(1.1 + 0.2 * below if line else 0.2 for line in lines)]),
-        max(left[-1] for left in lefts),
-    )
+    tops = np.cumsum([0, *(1.1 + 0.2 * below if line else 0.2 for line in lines)])
+    width = max(left[-1] for left in lefts)
     figure, axes = _figure(1, 1, 9.5, 9.5 * tops[-1] / width, extra=0.3)
     axis = axes[0, 0]
     axis.set(xlim=(-0.05, width), ylim=(tops[-1], -0.05), aspect="equal", title=title)
@@ -281,10 +281,8 @@ def _finished(figure: Figure, axes: np.ndarray, title: str = "", **style) -> Fig
 
 
 def _of_metric(tidy: pd.DataFrame, metric: str) -> pd.DataFrame:
+    check_known("metric", [metric], tidy["metric"].unique())
     table = tidy[tidy["metric"] == metric]
-    if table.empty or table.duplicated(["row", "dataset"]).any():
-        known = ", ".join(tidy["metric"].unique())
-        raise ValueError(f"a figure needs {metric} once for each row and dataset; the table's metrics: {known}")
     return table.assign(**{part: 100 * table[part] for part in ("value", "low", "high")})
 
 

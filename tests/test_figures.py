@@ -35,8 +35,8 @@ def benchmark(tmp_path):
 
 def test_a_figure_is_saved_whole_with_the_same_bytes_twice(benchmark, tmp_path):
     points = benchmark.images.assign(x=np.arange(42.0), y=0.0)
-    pairs = [("a - b", "harmonic", 1, 0, 2), ("c - b", "harmonic", -1, -2, 0)]
-    differences = pd.DataFrame(pairs, columns=["difference", "of", "points", "low", "high"])
+    pairs = [("a - b", "harmonic", 1, 0.5, 2, 0.01), ("c - b", "harmonic", -1, -2, 0, 0.06)]
+    differences = pd.DataFrame(pairs, columns=["difference", "of", "points", "low", "high", "p"])
     card = pd.DataFrame({"section": ["1", "2"], "claim": "text", "print": ["holds", "fails"], "here": "undecided"})
     draw = {
         "bars": lambda: figures.intervals(tidy("VPT", "PUMA").rename(columns={"dataset": "place"}), "R@1"),

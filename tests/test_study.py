@@ -138,14 +138,15 @@ def test_verdicts_and_printed_numbers_beside(results):
     *points, above, below = (100 * difference.loc["unified"]).tolist()
     assert said[["points", "low", "high"]].to_numpy() == pytest.approx(np.array([points, [0, 0, 0]]), abs=0.051)
     assert said["p"][0] == pytest.approx(min(above, below) / 50, abs=1e-4) and said["paper"].tolist() == [20, 0]
-    table, shown = results.beside(printed), results.best(results.beside(printed)).data["unified"]  # as text, with tags
+    table, values = results.beside(printed), results.wide()
+    shown = study.marked(table, values).data["unified"]  # as text, with tags
     first, second = results.wide()["unified"].sort_values(ascending=False).index[:2]
     number, span, said = table.at[first, "unified"].replace(", ", ",&nbsp;").replace("(paper ", "(paper&nbsp;").split()
-    assert number == f"{100 * results.wide().at[first, 'unified']:.1f}" and results.best(table[:0]).data.empty
+    assert number == f"{100 * values.at[first, 'unified']:.1f}" and study.marked(table[:0], values).data.empty
     assert said == f"(paper&nbsp;{printed.at[first, 'unified']:.1f})" and table.columns[0] == "seeds"
     assert shown[first] == f"<b>{number}</b><br><small>{span}</small><br><small>{said}</small>"
-    assert shown[second].startswith("<u>") and results.best(table).data["photos"].str.contains("<[bu]>").all()
-    assert results.best(table.loc[[second]]).data["unified"].tolist() == [shown[second]], "the best is that of all rows"
+    assert shown[second].startswith("<u>") and study.marked(table, values).data["photos"].str.contains("<[bu]>").all()
+    assert study.marked(table.loc[[second]], values).data.at[second, "unified"] == shown[second], "second of all rows"
     told = results.headline(PROFILE, pairs=[("PUMA", "Linear")]).data
     assert f"{results.wide()['harmonic'].idxmax()} {100 * results.wide()['harmonic'].max():.1f} [" in told.split(";")[0]
     assert f"PUMA over Linear {100 * results.difference('PUMA', 'Linear').at['harmonic', 'value']:+.1f} [" in told

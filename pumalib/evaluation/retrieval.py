@@ -183,8 +183,7 @@ def _keys(embeddings: Tensor, distance, rows: Tensor, gallery: Tensor) -> Tensor
 
 def _accuracies(search: Callable, rows: np.ndarray, gallery: np.ndarray, labels: Tensor, ks) -> np.ndarray:
     """(2, len(rows), len(ks) + 2) R@k, RP and MAP@R of queries `rows` in `gallery`, and in their own dataset's part.
-    The latter is NaN where those found are too few to tell.  `labels`: dataset, class and R of every row of the table.
-    """
+    The latter is NaN where those found are too few to tell.  `labels`: dataset, class and R of every row."""
     dataset, classes, relevant = labels
     found = np.full((2, len(rows), len(ks) + 2), np.nan)
     for least in (min(SHALLOW, max(ks)), max(ks)):

@@ -41,8 +41,7 @@ def _drawn(count: int, bootstrap: int, seed: int, place: int) -> np.ndarray:
 
 def interval(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str, float]:
     """Mean and sd over seeds of `values` (seeds,) with a 95% interval from each seed's bootstrap `low` and `high`.
-    Two half-widths add as independent errors: the queries' (mean over seeds, which share them), and t sd / sqrt(seeds).
-    """
+    Two half-widths add as independent errors: the queries' (mean over seeds, which share them), and t sd / sqrt(n)."""
     count, mean = len(values), float(values.mean())
     sd = float(values.std(ddof=1)) if count > 1 else float("nan")
     seeds = 0.0 if count == 1 else float(stats.t.ppf(0.975, count - 1)) * sd / count**0.5

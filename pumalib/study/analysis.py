@@ -19,7 +19,6 @@ def nearest(models_of: Mapping, profile: str, union: Data, queries: Sequence[int
     which a query's own searches its own dataset, as dataset-specific models do."""
     parts = {title: part if isinstance(part, Mapping) else {None: part} for title, part in models_of.items()}
     parts = [(title, own, name) for title, part in parts.items() for own, name in part.items()]
-    queries = [int(query) for query in queries]
 
     def compute() -> pd.DataFrame:
         lines = []
@@ -31,8 +30,8 @@ def nearest(models_of: Mapping, profile: str, union: Data, queries: Sequence[int
             lines += [(title, query, *row) for query, row in zip(mine, found, strict=True)]
         return pd.DataFrame(lines, columns=["model", "query", *range(1, k + 1)])
 
-    names = [name for *_, name in parts]
-    table = derived("nearest", profile, compute, names, titles=list(models_of), queries=queries, k=k)
+    settings = {"titles": list(models_of), "queries": queries, "k": k}
+    table = derived("nearest", profile, compute, [name for *_, name in parts], **settings)
     table = table.set_index(["model", "query"])
     return {title: table.loc[title].loc[queries].to_numpy() for title in models_of}
 

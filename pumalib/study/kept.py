@@ -21,13 +21,17 @@ from ..training import run_folder
 
 MODEL = models.saved.FILE
 FULL = 250  # lines of a file: 3 MB of `mini`
-COLUMNS = ["profile", "finished", "method", "loss", "seed", "epochs"]
-COLUMNS += ["members", "trainable", "unified", "harmonic", "seconds", "device"]
+COLUMNS = ["profile", "method", "loss", "seed", "epochs", "members", "trainable"]
+COLUMNS += ["unified", "harmonic", "seconds", "device"]
 ALWAYS = [*COLUMNS, "images_per_second", "method.name", "training.epochs", "backbone", "data.image_size"]
 
 
 class NotKept(FileNotFoundError):
     """Runs, or models, that are needed are not kept, and may not be trained."""
+
+
+class NotTestable(ValueError):
+    """Runs cannot be compared; or a table, row or column that a claim needs is missing, or cannot answer."""
 
 
 def read(profile: str | Path) -> dict[str, dict]:
@@ -135,33 +139,31 @@ def hits(name: str, profile: str | Path, part: str = "hits") -> dict[str, np.nda
 
 def difference(ours: list[list[str]], theirs: list[list[str]], profile, large=(), other=None) -> pd.DataFrame:
     """`evaluation.paired_difference` of the means of some rows and of others (of the profile `other`, if it is another),
-    each the names of its runs by seed."""
+    each the names of its runs by seed; NotTestable: other queries."""
     sides = []
     for rows, home in ((ours, profile), (theirs, other or profile)):
         seeds = [[hits(name, home) for name in names] for names in zip(*rows)]
         sides.append([{key: np.mean([row[key] for row in seed], axis=0) for key in seed[0]} for seed in seeds])
+    mine, others = ({key: len(hit) for key, hit in side[0].items()} for side in sides)
+    if mine != others:
+        raise NotTestable(f"{ours[0][0]} and {theirs[0][0]} were tested on other queries: `runs list` shows their data")
     begins = hits(ours[0][0], profile, "classes")  # of each query, whether it is the first of its class
     return evaluation.paired_difference(*sides, {key: first.cumsum() for key, first in begins.items()}, large)
 
 
 def runs(profile: str | None = None) -> pd.DataFrame:
-    """A row per run of a profile (None: of all), kept or with an unfinished folder; the index is its name.
+    """A row per run kept of a profile (None: of all); the index is its name.
     Columns: `ALWAYS`, unified and harmonic being R@1 in percent, and each setting under its dotted name, `training.lr`."""
     found = []
     for home in sorted(path for path in paths.RESULTS.glob(profile or "*") if path.is_dir()):
         records = read(home)
         for name, kept in records.items():
             members = kept.get("members", ())
-            line = {"name": name, "profile": home.name, "finished": True, "members": len(members)}
+            line = {"name": name, "profile": home.name, "members": len(members)}
             line |= {row["dataset"]: 100 * row["R@1"] for row in kept["table"][-2:]}  # unified and harmonic
             line |= {"trainable": kept["parameters"]["trainable"], "device": kept["environment"]["device"]}
             line |= {key: kept[key] for key in ("seconds", "images_per_second")}
             found.append(line | (records.get(members[0], {}) if members else kept).get("run", {}))
-        for file in home.glob("runs/*/run.json"):
-            if (name := file.parent.name) not in records:
-                found.append({"name": name, "profile": home.name, "finished": False})
-                with suppress(ValueError):  # a damaged one is written again when its run goes on
-                    found[-1] |= json.loads(file.read_text(encoding="utf-8"))
     table = pd.json_normalize(found)
     table = table.reindex(columns=list(dict.fromkeys(["name", *ALWAYS, *table]))).astype({"images_per_second": float})
     return table.assign(method=table["method.name"], epochs=table["training.epochs"]).set_index("name")
@@ -195,8 +197,6 @@ def compare(first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     numbers = [column for column in COLUMNS if column not in ("loss", "seed")]
     settings = pd.concat([runs(profile).loc[name].drop(numbers) for name, profile in (one, two)], axis=1, keys=labels)
     tables = [pd.DataFrame(record(*place)["table"]).set_index("dataset") for place in (one, two)]
-    if not tables[0]["queries"].equals(tables[1]["queries"]):
-        raise ValueError(f"{first} and {second} were not tested on the same queries: `runs list` shows their data")
     gains = difference([[two[0]]], [[one[0]]], two[1], other=one[1])
     gains[["value", "low", "high"]] *= 100
     table = 100 * pd.concat([table["R@1"] for table in tables], axis=1, keys=labels)

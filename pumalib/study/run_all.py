@@ -166,10 +166,6 @@ class Results:
                 table[name] = table[name].astype(str) + printed[name].map(" (paper {:.1f})".format, "ignore").fillna("")
         return table
 
-    def best(self, table: pd.DataFrame) -> Styler:
-        """`table`, of `beside` or some rows of it, `marked` with the best R@1 of all rows."""
-        return marked(table, self.wide())
-
     def headline(self, profile: Profile, about: Collection = (), pairs: Iterable[tuple[str, str]] = ()) -> Markdown:
         """What came out: the best row, those called PUMA and frozen; differences of `pairs`; verdicts `about` some tables."""
         part = self.tidy.query("metric == 'R@1' and dataset == 'harmonic'").sort_values("value", ascending=False)
