@@ -137,17 +137,14 @@ def hits(name: str, profile: str | Path, part: str = "hits") -> dict[str, np.nda
     return {key: evaluation.unpack(text, counts[key]).astype(float) for key, text in found[part].items()}
 
 
-def difference(ours: list[list[str]], theirs: list[list[str]], profile, large=(), other=None) -> pd.DataFrame:
-    """`evaluation.paired_difference` of the means of some rows and of others (of the profile `other`, if it is another),
-    each the names of its runs by seed; NotTestable: other queries."""
-    sides = []
-    for rows, home in ((ours, profile), (theirs, other or profile)):
-        seeds = [[hits(name, home) for name in names] for names in zip(*rows)]
-        sides.append([{key: np.mean([row[key] for row in seed], axis=0) for key in seed[0]} for seed in seeds])
+def difference(ours: list[str], theirs: list[str], profile, large=(), other=None) -> pd.DataFrame:
+    """`evaluation.paired_difference` of a row and another (of the profile `other`, if it is another), each the names of its
+    runs by seed; NotTestable: other queries."""
+    sides = [[hits(name, home) for name in names] for names, home in ((ours, profile), (theirs, other or profile))]
     mine, others = ({key: len(hit) for key, hit in side[0].items()} for side in sides)
     if mine != others:
-        raise NotTestable(f"{ours[0][0]} and {theirs[0][0]} were tested on other queries: `runs list` shows their data")
-    begins = hits(ours[0][0], profile, "classes")  # of each query, whether it is the first of its class
+        raise NotTestable(f"{ours[0]} and {theirs[0]} were tested on other queries: `runs list` shows their data")
+    begins = hits(ours[0], profile, "classes")  # of each query, whether it is the first of its class
     return evaluation.paired_difference(*sides, {key: first.cumsum() for key, first in begins.items()}, large)
 
 
@@ -197,7 +194,7 @@ def compare(first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     numbers = [column for column in COLUMNS if column not in ("loss", "seed")]
     settings = pd.concat([runs(profile).loc[name].drop(numbers) for name, profile in (one, two)], axis=1, keys=labels)
     tables = [pd.DataFrame(record(*place)["table"]).set_index("dataset") for place in (one, two)]
-    gains = difference([[two[0]]], [[one[0]]], two[1], other=one[1])
+    gains = difference([two[0]], [one[0]], two[1], other=one[1])
     gains[["value", "low", "high"]] *= 100
     table = 100 * pd.concat([table["R@1"] for table in tables], axis=1, keys=labels)
     return settings[settings.astype(str).nunique(axis=1) > 1], table.join(gains)

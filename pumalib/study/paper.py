@@ -7,6 +7,7 @@ import functools
 import math
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -83,14 +84,14 @@ CLAIMS = yaml.safe_load((paths.PAPER / "claims.yaml").read_text(encoding="utf-8"
 FROZEN, FULL = "frozen", "universal CurricularFace"
 
 
-def print_gains(tables: Mapping, table, ours: list[str], theirs: list[str], by: Mapping) -> pd.DataFrame:
-    """As `evaluation.paired_difference`, of the means of rows of the paper's tables: above zero or not, to rounding."""
+def print_gains(tables: Mapping, table, row: str, other: str, by: Mapping) -> pd.DataFrame:
+    """As `evaluation.paired_difference`, of two rows of one of the paper's tables: above zero or not, to rounding."""
     rows = tables[table].select_dtypes("number").drop(columns=list(SETTINGS), errors="ignore")
     datasets = rows.columns.intersection(DATASETS)
     rows["large"] = rows[datasets.intersection(LARGE)].mean(axis=1, skipna=False)
     rows["small"] = rows[datasets.difference(LARGE)].mean(axis=1, skipna=False)
     rows["small - large"] = rows["small"] - rows["large"]
-    value = rows.loc[ours].mean(skipna=False) - rows.loc[theirs].mean(skipna=False)
+    value = rows.loc[row] - rows.loc[other]
     least = (pd.Series(by, dtype=float) - ROUNDING).reindex(value.index, fill_value=0)
     above = (value <= least).astype(float).where(value.notna())
     return pd.DataFrame({"value": value / 100, "low": np.nan, "high": np.nan, "above": above, "below": 1 - above})
@@ -99,36 +100,41 @@ def print_gains(tables: Mapping, table, ours: list[str], theirs: list[str], by: 
 _difference = functools.lru_cache(4096)(kept.difference)  # claims share their comparisons
 
 
-def kept_gains(profile: str, large: tuple, tables: Mapping, table, ours, theirs, by: Mapping) -> pd.DataFrame:
-    """`kept.difference` of rows of kept runs; NotTestable: other queries, a collapsed row, or full tuning gains nothing."""
+def kept_gains(profile: str, large: tuple, tables: Mapping, table, row: str, other: str, by: Mapping) -> pd.DataFrame:
+    """`kept.difference` of two rows of kept runs; NotTestable: other queries, a collapsed row, or full tuning gains nothing."""
     rows = ChainMap(tables[table], *tables.values())  # its own first: Table 10 has other datasets
 
-    def gain(*sides: list[str]) -> pd.DataFrame:
-        return _difference(*(tuple(tuple(rows[row]) for row in side) for side in sides), profile, large)
+    def gain(one: str, two: str) -> pd.DataFrame:
+        return _difference(tuple(rows[one]), tuple(rows[two]), profile, large)
 
     if FROZEN in rows and table not in (4, 6):  # these have other backbones
-        if FULL in rows and gain([FULL], [FROZEN]).at["harmonic", "low"] <= 0:
+        if FULL in rows and gain(FULL, FROZEN).at["harmonic", "low"] <= 0:
             raise NotTestable("full fine-tuning is not above the frozen backbone: nothing here could show a gain")
-        for row in {*ours, *theirs} - {FROZEN}:
-            if gain([row], [FROZEN]).at["harmonic", "high"] < 0:
-                raise NotTestable(f"{row} collapsed: it ends below the frozen backbone")
-    return gain(ours, theirs)
+        for name in (row, other):
+            if gain(name, FROZEN).at["harmonic", "high"] < 0:
+                raise NotTestable(f"{name} collapsed: it ends below the frozen backbone")
+    return gain(row, other)
+
+
+def large(profile: config.Profile) -> tuple[str, ...]:
+    """The two datasets with most training images; none where no dataset has four times those of another (paper: 17)."""
+    sizes = data.load(profile.data).train["dataset"].value_counts()
+    return tuple(sizes.index[:2]) if sizes.max() > 4 * sizes.min() and len(sizes) > 2 else ()
 
 
 def scorecard(profile: config.Profile, about: Collection | None = None) -> pd.DataFrame:
     """Every claim, or those `about` some tables, by name: `section`, `claim`, `table`, `print`, `here` and `why`.
     `print` is holds, fails, or not printed.  `here`, with Holm's correction over all claims, is supported (all pairs of
     rows of the print were run and are above zero), contradicted (too many are below), undecided, or not testable."""
-    sizes = data.load(profile.data).train["dataset"].value_counts()  # the paper's largest has 17 times the smallest
-    large = tuple(sizes.index[:2]) if sizes.max() > 4 * sizes.min() else ()
     files = {number: paths.RESULTS / profile.name / f"{name}.csv" for number, name in FILES.items()}
     tables = {number: pd.read_csv(file).drop_duplicates("row") for number, file in files.items() if file.is_file()}
     runs = {number: rows.set_index("row")["runs"].str.split() for number, rows in tables.items()}
-    prints, gains = printed(), functools.partial(kept_gains, profile.name, large)
+    prints, gains = printed(), functools.partial(kept_gains, profile.name, large(profile))
     columns, lines, tests = ["section", "claim", "table", "print", "here", "why"], {}, {}
     for claim in CLAIMS:
         above, below, why, run = evidence(claim, runs, gains)
         fails, _, _, needed = evidence(claim, prints, print_gains)
+        needed = needed or sum(len(one["winners"]) * len(one["rivals"]) for one in claim["above"])  # drawn, not printed
         if above is not None:  # where not all were run a counterexample still refutes, but not what is said of a share
             some = 1.0 if any("share" in one for one in claim["above"]) else below
             tests[claim["name"]] = (above, below) if run >= needed else (1.0, some)
@@ -159,6 +165,7 @@ def evidence(claim: dict, tables: Mapping, gains: Callable) -> tuple[float | Non
     for one, found in zip(claim["above"], pairs, strict=True):
         part = pd.concat(found).rename_axis("column").reset_index()
         place = len(part) - math.ceil(one.get("share", 1) * len(part))  # so many may fail
+        part["above"] = (part["above"] * (place + 1)).clip(upper=1)
         below = min(below, total * part["below"].nsmallest(place + 1).iloc[-1])
         parts.append(part.sort_values(["above", "value"], ascending=[False, True]).iloc[place])
     weakest = max(parts, key=lambda part: (part["above"], -part["value"]))
@@ -171,34 +178,28 @@ def evidence(claim: dict, tables: Mapping, gains: Callable) -> tuple[float | Non
 def _comparisons(one: dict, tables: Mapping, gains: Callable) -> list[pd.DataFrame]:
     if one["table"] not in tables:
         raise NotTestable(f"table {one['table']}")
-    ours, theirs = (_rows(one[side], list(tables[one["table"]].index)) for side in ("winners", "rivals"))
-    if len(ours[0]) > 1 and len(theirs[0]) > 1:  # two means: of the losses that both have
-        both = {row.split()[-1] for row in ours[0]} & {row.split()[-1] for row in theirs[0]}
-        ours, theirs = ([[row for row in side[0] if row.split()[-1] in both]] for side in (ours, theirs))
     found, why = [], NotTestable("no pair of rows")
-    for mine, other in ((mine, other) for mine in ours for other in theirs if other not in ours):
+    for row, other in product(*(_rows(one[side], list(tables[one["table"]].index)) for side in ("winners", "rivals"))):
+        if row == other or (one.get("alike") and row.split()[-1] != other.split()[-1]):
+            continue
         try:
-            gain = gains(tables, one["table"], mine, other, one.get("by", {}))
+            gain = gains(tables, one["table"], row, other, one.get("by", {}))
         except NotTestable as error:
             why = error
             continue
         columns = one.get("columns", OVERALL)
         columns = [name for name in gain.index if name not in evaluation.OVERALL] if columns == "each" else columns
         if lost := [name for name in columns if name not in gain.index or np.isnan(gain.at[name, "above"])]:
-            raise NotTestable(f"{mine[0]} over {other[0]}: no {lost[0]}, or one seed")
-        pair = (rows[0] if len(rows) == 1 else f"the mean of {len(rows)}" for rows in (mine, other))
-        found.append(gain.loc[list(columns)].assign(pair=" over ".join(pair)))
+            raise NotTestable(f"{row} over {other}: no {lost[0]}, or one seed")
+        found.append(gain.loc[list(columns)].assign(pair=f"{row} over {other}"))
     if not found:
         raise why
     return found
 
 
-def _rows(patterns: list[str], names: list[str]) -> list[list[str]]:
-    """The rows that patterns name, each a group of its own; "mean of A, B" is one group."""
-    found = []
+def _rows(patterns: list[str], names: list[str]) -> list[str]:
+    """The rows that patterns name; NotTestable where there is none of one."""
     for pattern in patterns:
-        rows = [name for part in pattern.removeprefix("mean of ").split(", ") for name in fnmatch.filter(names, part)]
-        if not rows:
+        if not fnmatch.filter(names, pattern):
             raise NotTestable(f"no row {pattern!r}")
-        found += [rows] if pattern.startswith("mean of ") else [[row] for row in rows]
-    return found
+    return [name for pattern in patterns for name in fnmatch.filter(names, pattern)]

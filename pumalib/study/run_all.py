@@ -185,7 +185,7 @@ class Results:
 
     def difference(self, row: str, other: str) -> pd.DataFrame:
         """R@1 of `row` minus `other` per dataset, by `evaluation.paired_difference`."""
-        return kept.difference([self.names[row]], [self.names[other]], self.profile)
+        return kept.difference(self.names[row], self.names[other], self.profile)
 
     def differences(self, pairs: Iterable[tuple[str, str]], printed: pd.DataFrame = NOTHING, columns=paper.OVERALL):
         """R@1 of the first of each pair minus the second: `points`, `low` and `high`, `p`, and `paper`, as printed.
