@@ -29,7 +29,7 @@ plt.rcParams.update(STYLE | {"figure.constrained_layout.use": True, "grid.linewi
 
 COLOURS = sns.color_palette("colorblind", 10).as_hex()
 OURS = COLOURS.pop(3), "*"  # no other method has PUMA's colour
-KINDS = {"specific ": "o", "universal ": "s", "": "P"}  # full fine-tuning with nine losses (Table 2); any method
+KINDS = {"specific ": "o", "universal ": "s", "": "8"}  # full fine-tuning with nine losses (Table 2); any method
 LOSSES = [name for name in paper.LOSSES if name not in ("SupCon", "ProxyNCA++")]
 LOOKS = {kind + loss: (COLOURS[n], marker) for kind, marker in KINDS.items() for n, loss in enumerate(LOSSES)}
 LOOKS |= {name: (COLOURS[n % 9], "D^v<>"[n % 5]) for n, name in enumerate(config.METHODS)}
