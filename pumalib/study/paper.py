@@ -199,7 +199,7 @@ def _comparisons(one: dict, tables: Mapping, gains: Callable) -> list[pd.DataFra
 
 def _rows(patterns: list[str], names: list[str]) -> list[str]:
     """The rows that patterns name; NotTestable where there is none of one."""
-    for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
-            raise NotTestable(f"no row {pattern!r}")
-    return [name for pattern in patterns for name in fnmatch.filter(names, pattern)]
+    found = {pattern: fnmatch.filter(names, pattern) for pattern in patterns}
+    for pattern in (pattern for pattern, rows in found.items() if not rows):
+        raise NotTestable(f"no row {pattern!r}")
+    return [row for rows in found.values() for row in rows]
