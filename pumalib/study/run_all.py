@@ -50,8 +50,9 @@ def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collecti
         runs |= mine
     done = kept.read(profile.name)
     missing = {kept.folder(name, profile.name): run for name, run in runs.items() if name not in done}
-    if missing and not profile.train:
-        raise kept.NotKept(f"{len(missing)} of {len(runs)} runs are not kept")
+    means = ensembles.keys() - done.keys()
+    if (missing or means) and not profile.train:
+        raise kept.NotKept(f"{len(missing)} of {len(runs)} runs and {len(means)} ensembles are not kept")
     for run in missing.values():
         loss_of(run)  # a bad setting of the last run is refused before the first is trained
     if missing and (profile.dask or profile.jobs > 1):
@@ -63,7 +64,7 @@ def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collecti
     else:
         for number, (folder, run) in enumerate(missing.items(), 1):
             _train(run, folder, f"run {number} of {len(missing)}")
-    for name in ensembles.keys() - done.keys():
+    for name in means:
         _average(name, ensembles[name], profile.name)
     return collect(names, profile.name)
 
