@@ -214,8 +214,7 @@ def picture_grid(lines: Sequence[Sequence], title: str = "") -> Figure:
     below = max(len(cell[1].splitlines()) for line in lines for cell in line if type(cell) is tuple)
     tops = np.cumsum([0, *(1.1 + 0.2 * below if line else 0.2 for line in lines)])
     width = max(left[-1] for left in lefts)
-    figure, axes = _figure(1, 1, 9.5, 9.5 * tops[-1] / width, extra=0.3)
-    axis = axes[0, 0]
+    figure, ((axis,),) = _figure(1, 1, 9.5, 9.5 * tops[-1] / width, extra=0.3)
     axis.set(xlim=(-0.05, width), ylim=(tops[-1], -0.05), aspect="equal", title=title)
     axis.axis("off")
     for line, left, top in zip(lines, lefts, tops):

@@ -41,10 +41,8 @@ def read(profile: str | Path) -> dict[str, dict]:
 
 def lines(profile: str | Path) -> tuple[dict[str, dict], dict[str, str]]:
     """Records and lines by name; a line that is damaged has no record, and a name by what is left of it."""
-    records, texts = {}, {}
-    for _, part in _files(profile):
-        records, texts = records | part[0], texts | part[1]
-    return records, texts
+    parts = [part for _, part in _files(profile)]
+    return tuple({name: found for part in parts for name, found in part[which].items()} for which in range(2))
 
 
 def _files(profile: str | Path) -> list[tuple[Path, tuple[dict, dict]]]:

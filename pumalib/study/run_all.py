@@ -36,19 +36,16 @@ def specific(run: Run) -> Ensemble:
 
 def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[str] = ()) -> "Results":
     """Train what is not yet kept of every row, once per seed of the profile, and collect the results.
-    Rows named in `side` are run with `profile.side_seeds`.  A kept run is taken as it is, an unfinished one resumed; of
-    two processes that want one run, one trains it and the other waits.  `profile.jobs` are trained at a time here, or
-    by the workers of `profile.dask`; where runs are missing and `profile.train` is False, raises `kept.NotKept`."""
-    names, runs, ensembles = {row: [] for row in rows}, {}, {}
+    Rows in `side` have `profile.side_seeds`, and such of its other seeds as are kept: a row is the same in all notebooks.
+    A kept run is taken as it is, an unfinished one resumed; of two processes that want one run, one trains it and the
+    other waits.  `profile.jobs` are trained at a time here, or by the workers of `profile.dask`; where runs are missing
+    and `profile.train` is False, raises `kept.NotKept`."""
+    names, runs, ensembles, done = {row: [] for row in rows}, {}, {}, kept.read(profile.name)
     for row, parts in _asked(rows, profile, side):
-        mine = {kept.run_name(run): run for run in parts}
-        name = next(iter(mine))
-        if not isinstance(rows[row], Run):
-            name = run_folder.ensemble_name(list(mine))
-            ensembles[name] = list(mine)
+        name, mine = _name(parts), [kept.run_name(run) for run in parts]
+        ensembles |= {name: mine} if isinstance(parts, tuple) else {}
         names[row].append(name)
-        runs |= mine
-    done = kept.read(profile.name)
+        runs |= zip(mine, parts)
     missing = {kept.folder(name, profile.name): run for name, run in runs.items() if name not in done}
     means = ensembles.keys() - done.keys()
     if (missing or means) and not profile.train:
@@ -69,11 +66,20 @@ def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collecti
     return collect(names, profile.name)
 
 
-def _asked(rows, profile: Profile, side: Collection[str]) -> Iterator[tuple[str, list[Run]]]:
-    """Each row once per seed, with its run, or the members of its ensemble."""
+def _asked(rows, profile: Profile, side: Collection[str]) -> Iterator[tuple[str, list[Run] | Ensemble]]:
+    """Each row once per seed, with its run in a list, or its ensemble."""
+    done, few = kept.read(profile.name), profile.side_seeds or profile.seeds
     for row, wanted in rows.items():
-        for seed in (profile.side_seeds if row in side else ()) or profile.seeds:
-            yield row, [replace(run, seed=seed) for run in ((wanted,) if isinstance(wanted, Run) else wanted)]
+        for seed in dict.fromkeys((*few, *profile.seeds) if row in side else profile.seeds):
+            one = isinstance(wanted, Run)
+            parts = [replace(wanted, seed=seed)] if one else tuple(replace(run, seed=seed) for run in wanted)
+            if row not in side or seed in few or (done and _name(parts) in done):
+                yield row, parts
+
+
+def _name(parts: list[Run] | Ensemble) -> str:
+    names = [kept.run_name(run) for run in parts]
+    return run_folder.ensemble_name(names) if isinstance(parts, tuple) else names[0]
 
 
 def _train(run: Run, folder: Path, position: str = "") -> None:
@@ -261,5 +267,4 @@ def plan(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[
         images *= run.training.epochs * (run.method.name != "pretrained")
         speed = speeds.get((run.method.name, run.backbone, run.data.image_size), np.nan)
         lines[name] = [run.method.name, images, name in done, images / speed / 3600 if images else 0.0]
-    columns = ["method", "images", "kept", "hours"]
-    return pd.DataFrame.from_dict(lines, orient="index", columns=columns).rename_axis("name")
+    return pd.DataFrame.from_dict(lines, "index", columns=["method", "images", "kept", "hours"]).rename_axis("name")
