@@ -7,6 +7,7 @@ SITE ?= build/site
 BIN := .venv/bin
 PHOTOS ?= photos
 GPU_PYTHON ?= $(BIN)/python
+GPU_DONE = build/gpu-tests $(patsubst %,results/bench/%-cuda.csv,training losses search data small)
 GPU_STEP = timeout --signal=INT --kill-after=9 530 $(GPU_PYTHON)
 PHOTOS_RUN = $(or $(STEP),$(BIN)/python) -m pumalib run --profile $(PHOTOS) $(PHOTOS_FLAGS)
 
@@ -26,20 +27,30 @@ site: .venv/installed  ## the executed notebooks of PROFILE as one searchable si
 	cp -r docs/site/* $(filter-out %.failed.ipynb,$(wildcard $(RESULTS)/$(PROFILE)/[0-9]*.ipynb)) $(SITE)
 	$(BIN)/jupyter-book build --quiet $(SITE)
 
-photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/photos.md): 06, 03, 18, 02, 12, 11; hours on a CPU
+photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/photos.md): 06, 03, 02, 12, 11, 18; hours on a CPU
 	$(PHOTOS_RUN) 06 -p 'methods=[linear, full, puma, adapter-stochastic, adapter, prompt-pool, adaptformer]'
 	$(PHOTOS_RUN) 06 -p 'methods=[linear, mlp3, vpt, lora, lora-stochastic, adaptformer, prompt-pool, adapter, adapter-stochastic, puma, full]'
-	$(PHOTOS_RUN) 03
-	$(PHOTOS_RUN) 18 -p 'factors=[1, 4]' -p 'methods=[full, adapter, adapter-stochastic, puma]'
-	$(PHOTOS_RUN) 02 -p 'methods=[specific CurricularFace, universal CosFace, universal PA, universal MS, universal CurricularFace, Linear Emb., AdaptFormer, PUMA]'
+	$(PHOTOS_RUN) 03 -p 'components=[single, conditional, static, stochastic, conditional + stochastic]'
+	$(PHOTOS_RUN) 02 -p 'methods=[specific CurricularFace, universal CosFace, universal PA, universal MS, universal CurricularFace, Linear Emb., MLP-3 Emb., VPT, LoRA, AdaptFormer, PUMA]'
 	$(PHOTOS_RUN) 12 -p 'ranks=[0, 128]' -p 'lengths=[0, 8]' -p 'pools=[20]'
 	$(PHOTOS_RUN) 11 -p 'shots=[1, 4, 16]'
+	$(PHOTOS_RUN) 18 -p 'factors=[1, 4]' -p 'methods=[full, adapter, adapter-stochastic, puma]'
 	$(PHOTOS_RUN) 17
 
-gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),.venv/installed)  ## on a GPU, in steps of 9 minutes: its tests, the speed, `photos`
-	$(GPU_STEP) -m pytest -q tests/test_evaluation.py tests/test_training.py tests/test_losses.py tests/test_models.py
-	test -f results/bench/training-cuda.csv || $(GPU_STEP) -m pumalib run 92 -p size=full -p device=cuda
+gpu: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
+gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),.venv/installed)  ## on a GPU, in steps of 9 minutes: tests, the speed, `photos`
+	$(GPU_PYTHON) -c 'import faiss, ipykernel, papermill, pooch, pydantic, pytest, pytorch_metric_learning; import torch; assert torch.cuda.is_available(), "torch sees no GPU"'
+	$(MAKE) $(GPU_DONE)
+	$(GPU_STEP) -m pumalib run 06 --profile photos-gpu -p 'seeds=[0]'
 	$(MAKE) photos PHOTOS=photos-gpu STEP='$(GPU_STEP)'
+	@echo all done
+
+build/gpu-tests:
+	$(GPU_STEP) -m pytest -q tests/test_evaluation.py tests/test_training.py tests/test_losses.py tests/test_models.py
+	mkdir -p build && touch $@
+
+results/bench/%-cuda.csv:
+	$(GPU_STEP) -m pumalib run 92 -p size=full -p device=cuda -p 'parts=[$*]'
 
 lab: .venv/installed  ## open JupyterLab
 	$(BIN)/jupyter lab notebooks
