@@ -1,4 +1,4 @@
-"""Writes split.csv, the images of the profiles `photos` and `photos-gpu`, from the folders that docs/photos.md describes.
+"""Writes split.csv, the images of the profiles `photos` and `photos-96`, from the folders that docs/photos.md describes.
 
 Of each dataset the first half of the sorted classes is for training.  Of either half as many classes as given below are
 taken, evenly spaced, and of each class the first images by name.

@@ -2,7 +2,8 @@
 
 A family is one function of its traits, (n, 1, 1) arrays in [0, 1) that say which class is drawn; what it draws from the
 canvas differs between two pictures of one class.  Each class is a random point of its family's traits.  No font, no
-digit and no photograph; nothing here is drawn in the benchmark, and nothing of the benchmark is read here.
+digit and no photograph; none of these families is in the benchmark (two functions that draw, `rosette` and `pattern`,
+serve both), and nothing of the benchmark is read here.
 """
 
 import inspect
