@@ -72,7 +72,7 @@ def test_kept_runs_are_taken_without_folders_and_changed_ones_are_trained(copied
     finally:
         copied.chmod(0o755)
     assert again.names["ours"] == results.names["PUMA"] and not (copied / "runs").exists()
-    side = study.run_all(ROWS, replace(PROFILE, seeds=(0, 1, 2), side_seeds=(1,)), side=ROWS)  # seed 2 is not kept
+    side = study.run_all(ROWS, replace(PROFILE, seeds=(1, 0, 2), side_seeds=(1,)), side=ROWS)  # seed 2 is not kept
     assert side.names == {row: names[::-1] for row, names in results.names.items()}
     with pytest.raises(TypeError):
         study.run_all({"ours": PROFILE.run("puma", adapter_keep=0.3)}, PROFILE)

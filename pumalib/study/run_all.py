@@ -36,14 +36,14 @@ def specific(run: Run) -> Ensemble:
 
 def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[str] = ()) -> "Results":
     """Train what is not yet kept of every row, once per seed of the profile, and collect the results.
-    Rows in `side` have `profile.side_seeds`, and such of its other seeds as are kept: a row is the same in all notebooks.
+    Rows in `side` have `profile.side_seeds`, and those after them that are kept: a row is the same in all notebooks.
     A kept run is taken as it is, an unfinished one resumed; of two processes that want one run, one trains it and the
     other waits.  `profile.jobs` are trained at a time here, or by the workers of `profile.dask`; where runs are missing
     and `profile.train` is False, raises `kept.NotKept`."""
     names, runs, ensembles, done = {row: [] for row in rows}, {}, {}, kept.read(profile.name)
     for row, parts in _asked(rows, profile, side):
-        name, mine = _name(parts), [kept.run_name(run) for run in parts]
-        ensembles |= {name: mine} if isinstance(parts, tuple) else {}
+        name, mine = _name(rows[row], parts), [kept.run_name(run) for run in parts]
+        ensembles |= {} if isinstance(rows[row], Run) else {name: mine}
         names[row].append(name)
         runs |= zip(mine, parts)
     missing = {kept.folder(name, profile.name): run for name, run in runs.items() if name not in done}
@@ -66,20 +66,20 @@ def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collecti
     return collect(names, profile.name)
 
 
-def _asked(rows, profile: Profile, side: Collection[str]) -> Iterator[tuple[str, list[Run] | Ensemble]]:
-    """Each row once per seed, with its run in a list, or its ensemble."""
+def _asked(rows, profile: Profile, side: Collection[str]) -> Iterator[tuple[str, list[Run]]]:
+    """Each row once per seed, with its run, or the members of its ensemble."""
     done, few = kept.read(profile.name), profile.side_seeds or profile.seeds
     for row, wanted in rows.items():
         for seed in dict.fromkeys((*few, *profile.seeds) if row in side else profile.seeds):
-            one = isinstance(wanted, Run)
-            parts = [replace(wanted, seed=seed)] if one else tuple(replace(run, seed=seed) for run in wanted)
-            if row not in side or seed in few or (done and _name(parts) in done):
-                yield row, parts
+            parts = [replace(run, seed=seed) for run in ((wanted,) if isinstance(wanted, Run) else wanted)]
+            if row in side and seed not in few and not (done and _name(wanted, parts) in done):
+                break  # seeds are paired in their order
+            yield row, parts
 
 
-def _name(parts: list[Run] | Ensemble) -> str:
+def _name(wanted: Run | Ensemble, parts: list[Run]) -> str:
     names = [kept.run_name(run) for run in parts]
-    return run_folder.ensemble_name(names) if isinstance(parts, tuple) else names[0]
+    return names[0] if isinstance(wanted, Run) else run_folder.ensemble_name(names)
 
 
 def _train(run: Run, folder: Path, position: str = "") -> None:
