@@ -9,6 +9,7 @@ PHOTOS ?= photos
 GPU_PYTHON ?= $(BIN)/python
 GPU_DONE = build/gpu-tests $(patsubst %,results/bench/%-cuda.csv,training losses search data small)
 GPU_STEP = timeout --signal=INT --kill-after=9 530 $(GPU_PYTHON)
+FIRST = [linear, full, puma, adapter-stochastic, adapter, prompt-pool, adaptformer]
 PHOTOS_RUN = $(or $(STEP),$(BIN)/python) -m pumalib run --profile $(PHOTOS) $(PHOTOS_FLAGS)
 
 quickstart: .venv/installed  ## train three models on this machine and compare them with the kept runs
@@ -28,7 +29,7 @@ site: .venv/installed  ## the executed notebooks of PROFILE as one searchable si
 	$(BIN)/jupyter-book build --quiet $(SITE)
 
 photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/photos.md): 06, 03, 02, 12, 11, 18; hours on a CPU
-	$(PHOTOS_RUN) 06 -p 'methods=[linear, full, puma, adapter-stochastic, adapter, prompt-pool, adaptformer]'
+	$(PHOTOS_RUN) 06 -p 'methods=$(FIRST)'
 	$(PHOTOS_RUN) 06 -p 'methods=[linear, mlp3, vpt, lora, lora-stochastic, adaptformer, prompt-pool, adapter, adapter-stochastic, puma, full]'
 	$(PHOTOS_RUN) 03 -p 'components=[single, conditional, static, stochastic, conditional + stochastic]'
 	$(PHOTOS_RUN) 02 -p 'methods=[specific CurricularFace, universal CosFace, universal PA, universal MS, universal CurricularFace, Linear Emb., MLP-3 Emb., VPT, LoRA, AdaptFormer, PUMA]'
@@ -41,7 +42,7 @@ gpu: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),.venv/installed)  ## on a GPU, in steps of 9 minutes: tests, the speed, `photos`
 	$(GPU_PYTHON) -c 'import faiss, ipykernel, papermill, pooch, pydantic, pytest, pytorch_metric_learning; import torch; assert torch.cuda.is_available(), "torch sees no GPU"'
 	$(MAKE) $(GPU_DONE)
-	$(GPU_STEP) -m pumalib run 06 --profile photos-gpu -p 'seeds=[0]'
+	test -f results/photos-gpu/adaptation_methods.csv || $(GPU_STEP) -m pumalib run 06 --profile photos-gpu -p 'seeds=[0]' -p 'methods=$(FIRST)'
 	$(MAKE) photos PHOTOS=photos-gpu STEP='$(GPU_STEP)'
 	@echo all done
 

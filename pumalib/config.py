@@ -199,7 +199,9 @@ class Profile:
     train: bool = True  # False: only what is kept is read
 
     @model_validator(mode="after")
-    def _recipes_fit(self):
+    def _fits(self):
+        if self.side_seeds != self.seeds[: len(self.side_seeds)]:
+            raise ValueError("side_seeds must be the first of seeds: rows are compared seed by seed")
         for recipe in ("full", "frozen"):
             _changed(self.training, getattr(self, recipe), recipe)
         return self

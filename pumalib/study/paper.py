@@ -176,7 +176,7 @@ def evidence(claim: dict, tables: Mapping, gains: Callable) -> tuple[float | Non
 
 def _comparisons(one: dict, tables: Mapping, gains: Callable) -> list[pd.DataFrame]:
     if one["table"] not in tables:
-        raise NotTestable(f"nothing is kept, by query, to judge table {one['table']} by".replace("table fig", "Fig. "))
+        raise NotTestable(f"nothing is kept to judge table {one['table']} by".replace("table fig", "Fig. "))
     found, why = [], NotTestable("no pair of rows")
     for row, other in product(*(_rows(one[side], list(tables[one["table"]].index)) for side in ("winners", "rivals"))):
         if row == other or (one.get("alike") and row.split()[-1] != other.split()[-1]):

@@ -36,12 +36,11 @@ def specific(run: Run) -> Ensemble:
 
 def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[str] = ()) -> "Results":
     """Train what is not yet kept of every row, once per seed of the profile, and collect the results.
-    Rows in `side` have `profile.side_seeds`, and those after them that are kept: a row is the same in all notebooks.
-    A kept run is taken as it is, an unfinished one resumed; of two processes that want one run, one trains it and the
-    other waits.  `profile.jobs` are trained at a time here, or by the workers of `profile.dask`; where runs are missing
-    and `profile.train` is False, raises `kept.NotKept`."""
+    Rows in `side` have `profile.side_seeds`, and what further seeds are kept.  A kept run is taken as it is, an unfinished
+    one resumed; of two processes that want one run, one trains it and the other waits.  `profile.jobs` train at a time,
+    or the workers of `profile.dask`; where runs are missing and `profile.train` is False, raises `kept.NotKept`."""
     names, runs, ensembles, done = {row: [] for row in rows}, {}, {}, kept.read(profile.name)
-    for row, parts in _asked(rows, profile, side):
+    for row, parts in _asked(rows, profile, side, done):
         name, mine = _name(rows[row], parts), [kept.run_name(run) for run in parts]
         ensembles |= {} if isinstance(rows[row], Run) else {name: mine}
         names[row].append(name)
@@ -66,14 +65,14 @@ def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collecti
     return collect(names, profile.name)
 
 
-def _asked(rows, profile: Profile, side: Collection[str]) -> Iterator[tuple[str, list[Run]]]:
-    """Each row once per seed, with its run, or the members of its ensemble."""
-    done, few = kept.read(profile.name), profile.side_seeds or profile.seeds
+def _asked(rows, profile: Profile, side: Collection[str], done: Collection = ()) -> Iterator[tuple[str, list[Run]]]:
+    """Each row once per seed, with its run, or the members of its ensemble; of a side row further seeds if `done`."""
+    few = len(profile.side_seeds or profile.seeds)
     for row, wanted in rows.items():
-        for seed in dict.fromkeys((*few, *profile.seeds) if row in side else profile.seeds):
+        for number, seed in enumerate(profile.seeds):
             parts = [replace(run, seed=seed) for run in ((wanted,) if isinstance(wanted, Run) else wanted)]
-            if row in side and seed not in few and not (done and _name(wanted, parts) in done):
-                break  # seeds are paired in their order
+            if row in side and number >= few and not (done and _name(wanted, parts) in done):
+                break
             yield row, parts
 
 
@@ -237,8 +236,7 @@ def collect(names: Mapping[str, list[str]], profile: str | Path) -> Results:
     lines, parameters = [], []
     for row, seeds in names.items():
         records = [kept.record(name, profile) for name in seeds]
-        seconds = float(np.mean([record["seconds"] for record in records]))
-        parameters.append({"row": row, **records[0]["parameters"], "seconds": seconds})
+        parameters.append({"row": row, **records[0]["parameters"], "seconds": np.mean([r["seconds"] for r in records])})
         devices = "; ".join(sorted({record["environment"]["device"] for record in records}))
         shared = {"seeds": len(seeds), "runs": " ".join(seeds), "profile": profile, "device": devices}
         tables = [pd.DataFrame(record["table"]).set_index("dataset") for record in records]
