@@ -92,21 +92,18 @@ def test_split_per_image_with_query_and_gallery(root):
         per_image(root, split | {"w": ["test", "train", "train"], "z": ["test"] * 3})
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_bad_rows_are_named_with_file_and_line(root):
+    for text, message in (
         ("a,b\n1,2\n", r"split.csv: columns \['a', 'b'\]; expected dataset,class_name,split or path,split"),
         ("path,split\ncars/w/0.png,train\ncars/w/1.png,train,x\n", "split.csv: .*Expected 2 fields in line 3, saw 3"),
         ("path,split\ncars/w/9.png,train\n", "line 2: cars/w/9.png,train: no such image"),
         ("dataset,class_name,split\ncars,w,query\n", "the split of a class must be one of train, test"),
         ("dataset,class_name,split\ncars,w,train\n\ncars,w,test\n", "line 4: cars/w,test: this class was given before"),
         ("path,split\ncars/w/0.png,train\n", "no split for image 'cars/w/1.png'"),
-    ],
-)
-def test_bad_rows_are_named_with_file_and_line(root, text, message):
-    (root / "split.csv").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        data.read("folders", root, ["cars"])
+    ):
+        (root / "split.csv").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            data.read("folders", root, ["cars"])
 
 
 def test_a_split_file_elsewhere_chooses_images(root, tmp_path):

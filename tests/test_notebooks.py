@@ -86,9 +86,11 @@ def results(tmp_path, monkeypatch):
     return paths.RESULTS / "smoke"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_refused_before_anything_starts(results, capsys):
+    write("03_components")
+    write("04_backbones")
+    write("90_tool", parameters='profile = "smoke"  # name\n')
+    for arguments, said in (
         (["03_componets"], "unknown notebook '03_componets'; known: 03_components, 04_backbones, 90_tool"),
         (["0"], "unknown notebook '0'"),
         (["-p", "sedes=[0]"], "unknown parameter of 03_components 'sedes'; known: .*seeds"),
@@ -100,14 +102,9 @@ def results(tmp_path, monkeypatch):
         (["90", "--seeds", "2"], "unknown parameter of 90_tool 'seeds'"),
         (["--seeds", "0"], "Invalid value for '--seeds'"),
         (["--profile", "minni"], "no profile 'minni'; known: .*mini"),
-    ],
-)
-def test_refused_before_anything_starts(results, capsys, arguments, said):
-    write("03_components")
-    write("04_backbones")
-    write("90_tool", parameters='profile = "smoke"  # name\n')
-    assert main(["run", *arguments]) == 2
-    assert re.search(said, capsys.readouterr().err) and not results.exists()
+    ):
+        assert main(["run", *arguments]) == 2, arguments
+        assert re.search(said, capsys.readouterr().err) and not results.exists(), said
 
 
 def test_names_and_parameters_find_their_notebooks(results):

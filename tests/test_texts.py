@@ -28,22 +28,19 @@ def test_words_tables_and_a_text_model(tmp_path):
     np.testing.assert_allclose(similarities(folder, NAMES), [[1, 0.5, 0], [0.5, 1, half], [0, half, 1]], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("none.csv", "texts = 'none.csv': there is no file .*none.csv"),
-        ("bad.npz", "bad.npz is no table of texts or embeddings by class_name"),
-        ("few.csv", "few.csv has nothing on 2 of the classes, for instance 'red bird'"),
-        ("no such model", "texts = 'no such model' cannot be used .*known: \"words\", a .csv"),
-    ],
-)
-def test_texts_that_cannot_be_used(source, message, tmp_path, monkeypatch):
+def test_texts_that_cannot_be_used(tmp_path, monkeypatch):
     monkeypatch.setattr("pumalib.paths.ROOT", tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "few.csv").write_text("class_name,text\ncar,a car\n")
     (tmp_path / "bad.npz").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=message):
-        similarities(source, NAMES)
+    for source, message in (
+        ("none.csv", "texts = 'none.csv': there is no file .*none.csv"),
+        ("bad.npz", "bad.npz is no table of texts or embeddings by class_name"),
+        ("few.csv", "few.csv has nothing on 2 of the classes, for instance 'red bird'"),
+        ("no such model", "texts = 'no such model' cannot be used .*known: \"words\", a .csv"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            similarities(source, NAMES)
 
 
 def test_a_run_guided_by_a_file_is_another_when_the_file_is(tmp_path, monkeypatch):

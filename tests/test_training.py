@@ -203,8 +203,20 @@ def test_an_unreadable_test_image_stops_before_training(tmp_path):
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU; `make gpu` runs it")
+
+
+@pytest.mark.parametrize("micro_batch", [0, 8])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("precision, bound", [("float32", 2e-3), ("bfloat16", 0.03)])
+def test_every_device_and_precision_learns_the_same(device, precision, bound, micro_batch, uninterrupted, tmp_path):
+    recipe = replace(RECIPE, device=device, precision=precision, micro_batch=micro_batch)
+    record = run_folder.read_record(training.train(replace(RUN, training=recipe), tmp_path))
+    mine, its = ([row["loss"] for row in r["log"]] for r in (record, run_folder.read_record(uninterrupted)))
+    assert mine == pytest.approx(its, rel=bound) and (mine != its or precision == "float32")
+
+
 def test_devices():
-    assert training.choose_device("cpu") == torch.device("cpu")
     assert training.choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     for name in ("gpu", "cuda:x", "cuda:99", "meta", ""):
         with pytest.raises(ValueError, match=f"unknown device '{name}'; known: auto, cpu"):
