@@ -28,12 +28,13 @@ site: .venv/installed  ## the executed notebooks of PROFILE as one searchable si
 	cp -r docs/site/* $(filter-out %.failed.ipynb,$(wildcard $(RESULTS)/$(PROFILE)/[0-9]*.ipynb)) $(SITE)
 	$(BIN)/jupyter-book build --quiet $(SITE)
 
-photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/photos.md): 06, 03, 02, 08, 12, 11, 18; hours on a CPU
+photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/photos.md): 06, 03, 02, 08, 14, 12, 11, 18, 17; hours on a CPU
 	$(PHOTOS_RUN) 06 -p 'methods=$(FIRST)'
 	$(PHOTOS_RUN) 06 -p 'methods=[linear, mlp3, vpt, lora, lora-stochastic, adaptformer, prompt-pool, adapter, adapter-stochastic, puma, full]'
 	$(PHOTOS_RUN) 03 -p 'components=[single, conditional, static, stochastic, conditional + stochastic]'
 	$(PHOTOS_RUN) 02 -p 'methods=[specific CurricularFace, universal CosFace, universal PA, universal MS, universal CurricularFace, Linear Emb., MLP-3 Emb., VPT, LoRA, AdaptFormer, PUMA]'
 	$(PHOTOS_RUN) 08 -p 'methods=[CurricularFace]'
+	$(PHOTOS_RUN) 14 -p loss=curricularface -p 'pictures=[characters_omniglot, emoji_emojione]'
 	$(PHOTOS_RUN) 12 -p 'ranks=[0, 128]' -p 'lengths=[0, 8]' -p 'pools=[20]'
 	$(PHOTOS_RUN) 11 -p 'shots=[1, 4, 16]'
 	$(PHOTOS_RUN) 18 -p 'factors=[1, 4]' -p 'methods=[full, adapter, adapter-stochastic, puma]'
