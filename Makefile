@@ -10,7 +10,7 @@ GPU_PYTHON ?= $(BIN)/python
 GPU_DONE = build/gpu-tests $(patsubst %,results/bench/%-cuda.csv,training losses search data small)
 GPU_STEP = timeout --signal=INT --kill-after=9 530 $(GPU_PYTHON)
 FIRST = [linear, full, puma, adapter-stochastic, adapter, prompt-pool, adaptformer]
-PHOTOS_RUN = $(or $(STEP),$(BIN)/python) -m pumalib run --profile $(PHOTOS) $(PHOTOS_FLAGS)
+PHOTOS_RUN = $(or $(STEP),$(BIN)/python) -m pumalib run --profile $(PHOTOS)
 
 quickstart: .venv/installed  ## train three models on this machine and compare them with the kept runs
 	$(BIN)/python -m pumalib run 00 --profile quickstart
