@@ -9,7 +9,8 @@ from filelock import Timeout
 
 from . import config, paths, training
 from .data import batches, download, prepared, read
-from .study import kept, notebooks
+from .study import notebooks, store
+from .study import runs as kept_runs
 from .training import parallel
 
 
@@ -66,19 +67,19 @@ def train(method, profile, values, loss, seed, settings):
     """Train one run where notebooks look for it, on several GPUs under torchrun, and print its folder and R@1.
     METHOD may be the name of a kept run, to train its model again.  Each process takes an equal part of a batch."""
     profile = config.profile(profile, **values)
-    if method in kept.read(profile.name):
-        chosen, name = kept.run_of(method, profile.name), method
+    if method in store.read(profile.name):
+        chosen, name = kept_runs.run_of(method, profile.name), method
     else:
         config.method(method, **settings)  # refuses what is no setting of a method
         chosen = profile.run(method, loss=loss, seed=seed, **settings)
-        name = kept.run_name(chosen)
-    folder = kept.folder(name, profile.name)
-    with kept.held(folder) if parallel.first() else nullcontext():  # taken before the others are let in
+        name = training.run_name(chosen)
+    folder = store.folder(name, profile.name)
+    with store.held(folder) if parallel.first() else nullcontext():  # taken before the others are let in
         parallel.join(training.choose_device(chosen.training.device))
         training.train(chosen, folder)
         parallel.leave()  # if nothing was left to train
     if parallel.first():
-        table = kept.record(name, profile.name)["table"]
+        table = store.record(name, profile.name)["table"]
         click.echo(f"{paths.shown(folder)}\nR@1: " + ", ".join(f"{row['dataset']} {row['R@1']:.3f}" for row in table))
 
 
@@ -92,12 +93,12 @@ def runs():
 @click.option("--query", help="of pandas, over all settings: \"method == 'puma' and `training.lr` < 1e-3\"")
 def list_runs(profile, query):
     """A line per run, those of --query."""
-    table = kept.runs(profile)
+    table = kept_runs.list_runs(profile)
     try:
         table = table.query(query) if query else table
     except Exception as error:  # pandas raises nearly anything
         raise click.UsageError(f"--query: {error}; columns: {', '.join(table)}") from error
-    click.echo(table[kept.COLUMNS].to_string(float_format="{:.1f}".format) if len(table) else "no runs")
+    click.echo(table[kept_runs.COLUMNS].to_string(float_format="{:.1f}".format) if len(table) else "no runs")
 
 
 @runs.command()
@@ -105,7 +106,7 @@ def list_runs(profile, query):
 @click.argument("second", metavar="RUN")
 def compare(first, second):
     """Settings that differ, and R@1 in percent, of the second minus the first query by query."""
-    for table in kept.compare(first, second):
+    for table in kept_runs.compare(first, second):
         click.echo(f"{table.to_string(float_format='{:.1f}'.format)}\n" if len(table) else "the settings are equal\n")
 
 
@@ -114,10 +115,10 @@ def compare(first, second):
 @click.option("--yes", is_flag=True, help="do it; without, only say what would go")
 def remove(names, yes):
     """Remove runs, their lines and folders; what a running process holds stays."""
-    for name, profile in [kept.find(label) for label in names]:
+    for name, profile in [kept_runs.find(label) for label in names]:
         said = "removed" if yes else "would remove (add --yes)"
         try:
-            kept.remove(name, profile) if yes else None
+            kept_runs.remove(name, profile) if yes else None
         except Timeout:
             said = "a running process holds it, kept:"
         click.echo(f"{said} {profile}/{name}")
@@ -127,7 +128,7 @@ def remove(names, yes):
 @only_option
 def verify(profile):
     """Check numbers, names and models of kept runs; 1 if something is wrong."""
-    problems = list(kept.problems(profile))
+    problems = list(kept_runs.problems(profile))
     click.echo("\n".join(problems) or "no problem")
     return int(bool(problems))
 

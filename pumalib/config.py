@@ -2,11 +2,12 @@
 Two equal `Run`s have equal numbers.  A `Profile` says where the data is and how much is spent on it;
 `profile.run("puma", seed=0)` makes the `Run` of a row.  pydantic checks whatever comes in, by YAML, `-p` or Python."""
 
+import copy
 import difflib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, field, fields
+from dataclasses import asdict, field, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -40,11 +41,20 @@ Share = Annotated[Number, Field(ge=0, le=1)]
 Dimensions = Annotated[Positive, Field(le=65536)]
 
 
+def added(neutral: Any, default: Any = None) -> Any:
+    """A field that is newer than kept runs: it enters a run's name only where it is not `neutral`.
+
+    `neutral` is what all runs before it had, and never changes; `default`, by default the same, may."""
+    if default is None:
+        default = neutral
+    return field(default_factory=lambda: copy.copy(default), metadata={"neutral": neutral})
+
+
 @dataclass(frozen=True, config=CHECKED)
 class Data:
     """Which images, and how they become tensors."""
 
-    benchmark: Literal["mini", "folders", "paper"] = "mini"
+    benchmark: str = "mini"  # a name of data.READERS
     root: str | None = None  # folder of the datasets, absolute or relative to the project; not used by "mini"
     split: str | None = None  # CSV of path,split in place of root/split.csv: "folders" takes those images alone
     datasets: Annotated[tuple[str, ...], _distinct] | None = None  # only these datasets; None = all
@@ -83,6 +93,9 @@ class Method:
     lora_targets: Literal["qv", "qk", "kv", "q", "k", "v", "qkv"] = "qv"  # projections; the authors' code "qk"
     lora_scale: Number = 1.0  # factor on LoRA's output
     start: Literal["code", "usual"] = "code"  # head, adapters, single prompts: as the authors' code, or docs/deviations
+    # A module of pumalib.models with a part of its own (docs/contributing.md), and the part's settings.
+    part: str = added("")
+    part_settings: dict[str, Any] = added({})
 
 
 _methods = [
@@ -110,7 +123,7 @@ def method(name: str | Method, **settings) -> Method:
     """The method called `name`, or a `Method` itself, with some settings changed; a ValueError lists the known ones."""
     if not isinstance(name, Method) and name not in METHODS:
         raise ValueError(_unknown(name, METHODS, "method"))
-    chosen = METHODS.get(name, name)
+    chosen = name if isinstance(name, Method) else METHODS[name]
     return _changed(chosen, settings, f"method {chosen.name!r}")
 
 
@@ -162,15 +175,39 @@ class Run:
 
     @classmethod
     def from_dict(cls, content: Mapping) -> "Run":
-        return checked("run", cls, content)
+        return checked("run", cls, _with_neutral(cls, content))
 
-    def identity(self, data_digest: str, weights_digest: str) -> str:
+    def identity(self, data_digest: str, weights_digest: str, more: Mapping | None = None) -> str:
         """A hash of what can change the numbers: settings and the contents of data and weights, not their place."""
-        content = asdict(self) | {"pretrained": weights_digest, "data_digest": data_digest, "numbers": NUMBERS}
+        content = _without_neutral(self) | {"pretrained": weights_digest, "data_digest": data_digest, "numbers": NUMBERS}
+        if more:
+            content["more"] = dict(more)
         del content["data"]["root"], content["data"]["split"]
         for key in PLACES:
             del content["training"][key]
         return short_hash(content)
+
+
+def _without_neutral(value: Any) -> dict[str, Any]:
+    """`asdict` of a dataclass, less the added fields that have their neutral value."""
+    content = {}
+    for one in fields(value):
+        setting = getattr(value, one.name)
+        if "neutral" in one.metadata and setting == one.metadata["neutral"]:
+            continue
+        content[one.name] = _without_neutral(setting) if is_dataclass(setting) else copy.deepcopy(setting)
+    return content
+
+
+def _with_neutral(cls: type, content: Mapping) -> dict[str, Any]:
+    """Settings of a run that was written before some fields were added, with their neutral values."""
+    whole = dict(content)
+    for one in fields(cls):
+        if "neutral" in one.metadata:
+            whole.setdefault(one.name, copy.copy(one.metadata["neutral"]))
+        if is_dataclass(one.type) and isinstance(whole.get(one.name), Mapping):
+            whole[one.name] = _with_neutral(one.type, whole[one.name])
+    return whole
 
 
 def short_hash(content) -> str:

@@ -18,7 +18,8 @@ from PIL import Image, ImageOps
 from . import config, paths
 from .data import Benchmark, check_known
 from .data.batches import decode
-from .study import paper
+from . import evaluation
+from .study import printed
 
 TRUE, FALSE, GREY = "#009e73", "#d55e00", "#888888"  # a colour-blind reader tells them apart
 STYLE = sns.axes_style("whitegrid", {"font.sans-serif": ["DejaVu Sans"], "grid.color": "#dddddd"})
@@ -30,11 +31,11 @@ plt.rcParams.update(STYLE | {"figure.constrained_layout.use": True, "grid.linewi
 COLOURS = sns.color_palette("colorblind", 10).as_hex()
 OURS = COLOURS.pop(3), "*"  # no other method has PUMA's colour
 KINDS = {"specific ": "o", "universal ": "s", "": "8"}  # full fine-tuning with nine losses (Table 2); any method
-LOSSES = [name for name in paper.LOSSES if name not in ("SupCon", "ProxyNCA++")]
+LOSSES = [name for name in printed.LOSSES if name not in ("SupCon", "ProxyNCA++")]
 LOOKS = {kind + loss: (COLOURS[n], marker) for kind, marker in KINDS.items() for n, loss in enumerate(LOSSES)}
 LOOKS |= {name: (COLOURS[n % 9], "D^v<>"[n % 5]) for n, name in enumerate(config.METHODS)}
 LOOKS |= dict.fromkeys(("full", "full fine-tuning", "universal CurricularFace"), ("#222222", "s")) | {"puma": OURS}
-LOOKS |= {name: LOOKS[method] for name, method in paper.METHODS.items()} | {"universal PUMA": OURS}
+LOOKS |= {name: LOOKS[method] for name, method in printed.METHOD_OF_ROW.items()} | {"universal PUMA": OURS}
 LOOKS |= dict.fromkeys(("frozen", "pretrained"), ("#555555", "_"))  # a dash, what the others start from
 
 
@@ -72,7 +73,7 @@ def intervals(table: pd.DataFrame, ylabel: str | Mapping, title="", joined=False
             _dots(axis, x, mine, row, look[row], joined and len(mine) > 1)  # a band of one point has no width
             if "printed" in mine:
                 axis.plot(x, mine["printed"], look[row][1], color=look[row][0], markerfacecolor="none", markersize=8)
-        for place in set(places) & set(paper.OVERALL):
+        for place in set(places) & set(evaluation.OVERALL):
             axis.axvspan(places.index(place) - 0.5, places.index(place) + 0.5, color="#f2f2f2", zorder=0)
         if zero:
             axis.axhline(0, color=GREY, linewidth=1)
@@ -84,7 +85,7 @@ def intervals(table: pd.DataFrame, ylabel: str | Mapping, title="", joined=False
     return _finished(figure, axes, title)
 
 
-def curves(tidy: pd.DataFrame, x: Mapping, xlabel: str, columns=paper.OVERALL, metric: str = "R@1") -> Figure:
+def curves(tidy: pd.DataFrame, x: Mapping, xlabel: str, columns=evaluation.OVERALL, metric: str = "R@1") -> Figure:
     """`metric` over a number, a panel per column and a line per method, with 95 % bands (Figs. 6 to 8).
     `x` gives a row its line and its place, {"PUMA 4": ("PUMA", 4)}; other rows are not drawn."""
     table = _of_metric(tidy[tidy["row"].isin(list(x)) & tidy["dataset"].isin(columns)], metric)

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from pumalib import config, paths, study, training
-from pumalib.study import cluster, kept
+from pumalib.study import cluster, kept, store
+from pumalib.training import run_folder
 
 PROFILE = config.Profile(
     "test",
@@ -52,7 +53,7 @@ def test_workers_train_to_the_same_table(address, monkeypatch, tmp_path):
 
 def test_the_run_of_a_killed_worker_goes_on_from_its_checkpoint(address, monkeypatch, tmp_path):
     long = PROFILE.run("linear", training={"epochs": 10, "checkpoint_seconds": 1e-3})
-    folder, results = kept.folder(study.run_name(long), "test"), []
+    folder, results = store.folder(run_folder.run_name(long), "test"), []
     with distributed.Client(address, set_as_default=False) as client:
         processes = client.run(os.getpid)
         profile = replace(PROFILE, dask=address)
@@ -69,17 +70,17 @@ def test_the_run_of_a_killed_worker_goes_on_from_its_checkpoint(address, monkeyp
     assert len(log.splitlines()) < 11 and (folder / "log.csv").read_text().startswith(log)
     training.train(long, tmp_path / "uninterrupted")
     whole = training.run_folder.read_record(tmp_path / "uninterrupted")["table"]
-    pd.testing.assert_frame_equal(*(pd.DataFrame(t) for t in (kept.record(folder.name, "test")["table"], whole)))
+    pd.testing.assert_frame_equal(*(pd.DataFrame(t) for t in (store.record(folder.name, "test")["table"], whole)))
     assert results[0].names == {"x": [folder.name]}
 
 
 def test_a_failing_run_does_not_stop_the_others(address):
     bad = PROFILE.run("linear", training={"lr": 1e30, "clip_value": 0.0})
     rows = {"bad": bad, "good": LINEAR}
-    said = f"1 of 2 runs failed, the others are finished. .*{study.run_name(bad)}: NonFiniteLoss: .*epoch 1"
+    said = f"1 of 2 runs failed, the others are finished. .*{run_folder.run_name(bad)}: NonFiniteLoss: .*epoch 1"
     with pytest.raises(RuntimeError, match=said):
         study.run_all(rows, replace(PROFILE, dask=address))
-    assert set(kept.read("test")) == {study.run_name(LINEAR)}
+    assert set(store.read("test")) == {run_folder.run_name(LINEAR)}
 
 
 def test_a_worker_that_would_give_other_numbers_is_refused(address, monkeypatch, tmp_path):
@@ -88,7 +89,7 @@ def test_a_worker_that_would_give_other_numbers_is_refused(address, monkeypatch,
         study.run_all({"x": LINEAR}, replace(PROFILE, dask=address))
     monkeypatch.chdir(tmp_path)  # the workers stay where they were started
     with pytest.raises(RuntimeError, match="does not see the client's .*name such a place with PUMALIB_RESULTS"):
-        cluster.each(print, {"x": ("x",)}, address, Path("/proc/self/cwd/mine"))
+        cluster.run_each(print, {"x": ("x",)}, address, Path("/proc/self/cwd/mine"))
 
 
 def test_no_scheduler():
@@ -108,7 +109,7 @@ def test_a_scheduler_is_lost(tmp_path):
     address = local.__enter__()
     threading.Thread(target=lose).start()
     with pytest.raises(ConnectionError, match=f"lost the Dask scheduler at {address}; call again"):
-        cluster.each(time.sleep, {"x": (300,)}, address, tmp_path / "there")
+        cluster.run_each(time.sleep, {"x": (300,)}, address, tmp_path / "there")
 
 
 def test_local_workers_share_the_machine(address, monkeypatch):

@@ -6,7 +6,7 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from pumalib import config, models
+from pumalib import config, embedder, models
 from pumalib.models import backbones
 
 RUN = config.Run(data=config.Data(image_size=48), method=config.METHODS["puma"], dim=16, pretrained="random")
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def embed(folder):
-    return models.load(folder).embed
+    return embedder.load(folder).embed
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +49,11 @@ def test_a_saved_model_holds_what_was_trained_alone_and_refuses_another_backbone
     models.save(model, run, tmp_path)
     assert (tmp_path / "model.safetensors").stat().st_size < 4 * models.count_parameters(model)[0] + 10_000
     x = torch.randn(3, 3, 48, 48)
-    assert torch.equal(models.load(tmp_path).model(x), model.eval()(x))
+    assert torch.equal(embedder.load(tmp_path).model(x), model.eval()(x))
     with pytest.raises(ValueError, match="adapts another backbone than 'mini_vit'"):
-        models.load(tmp_path, pretrained=tmp_path / "two.safetensors")
+        embedder.load(tmp_path, pretrained=tmp_path / "two.safetensors")
     with pytest.raises(FileNotFoundError, match="no model.safetensors in"):
-        models.load(tmp_path / "nowhere")
+        embedder.load(tmp_path / "nowhere")
 
 
 def test_foreign_files_are_refused_by_name(folder, tmp_path):
@@ -65,7 +65,7 @@ def test_foreign_files_are_refused_by_name(folder, tmp_path):
     for metadata, message in ((None, "is damaged.*KeyError.'run'"), (whole, "is damaged: its tensors are not those")):
         file.write_bytes(safetensors.torch.save(other, metadata))
         with pytest.raises(ValueError, match=f"{file} {message}"):
-            models.load(tmp_path)
+            embedder.load(tmp_path)
 
 
 def test_one_image_many_images_and_a_mixture(embed, photo, tmp_path):
@@ -81,9 +81,9 @@ def test_one_image_many_images_and_a_mixture(embed, photo, tmp_path):
 
 
 def test_a_generator_is_read_batch_by_batch(folder, photo):
-    embedder, taken, seen = models.load(folder), [], []
-    embedder.model.register_forward_pre_hook(lambda module, args: seen.append(len(taken)))
-    embedder.embed((taken.append(i) or photo for i in range(5)), batch_size=2)
+    loaded, taken, seen = embedder.load(folder), [], []
+    loaded.model.register_forward_pre_hook(lambda module, args: seen.append(len(taken)))
+    loaded.embed((taken.append(i) or photo for i in range(5)), batch_size=2)
     assert seen == [2, 4, 5]
 
 

@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pumalib import config, data, models, paths, study, training
+from pumalib import config, data, embedder, paths, study, training
 from pumalib.data import batches, mini, prepared
 from pumalib.models import backbones
-from pumalib.study import kept
+from pumalib.study import store
 
 OURS = (ValueError, OSError, RuntimeError)  # what the command line shows as one line
 SIDE = config.profile("smoke").data.image_size
@@ -100,11 +100,11 @@ def resumed(home: Path, name: str):
 
 
 def lines(home: Path, name: str):
-    return kept.lines(home / "faults")[0]
+    return store.lines(home / "faults")[0]
 
 
 def embedded(home: Path, name: str):
-    return models.load(home / "faults" / "runs" / name).embed(np.zeros((1, SIDE, SIDE, 3), np.uint8)).tolist()
+    return embedder.load(home / "faults" / "runs" / name).embed(np.zeros((1, SIDE, SIDE, 3), np.uint8)).tolist()
 
 
 def pictures(home: Path, name: str):
@@ -200,7 +200,7 @@ def outcome(kind: str, home: Path):
     if kind == "train":
         return table_of(home / "results" / "run")
     if kind == "run":
-        return [record["table"] for record in kept.lines(home / "results" / "faults")[0].values()]
+        return [record["table"] for record in store.lines(home / "results" / "faults")[0].values()]
     return {file.name: file.read_bytes() for file in (home / "cache").rglob("*.jpg")}
 
 

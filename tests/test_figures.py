@@ -10,7 +10,7 @@ from PIL import Image
 
 from pumalib import figures
 from pumalib.data import Benchmark
-from pumalib.study import paper
+from pumalib.study import printed
 
 DATASETS = ("unified", "a", "b", "harmonic")
 
@@ -57,10 +57,10 @@ def test_a_figure_is_saved_whole_with_the_same_bytes_twice(benchmark, tmp_path):
 
 
 def test_a_method_looks_the_same_everywhere_and_like_no_other():
-    assert {*paper.METHODS, *(name for n in (2, 3, 7) for name in paper.table(n).index)} <= set(figures.LOOKS)
-    assert all(figures.LOOKS[name] == figures.LOOKS[method] for name, method in paper.METHODS.items())
+    assert {*printed.METHOD_OF_ROW, *(name for n in (2, 3, 7) for name in printed.table(n).index)} <= set(figures.LOOKS)
+    assert all(figures.LOOKS[name] == figures.LOOKS[method] for name, method in printed.METHOD_OF_ROW.items())
     rest = [look[0] for look in figures.LOOKS.values() if look != figures.OURS]
     assert figures.LOOKS["PUMA"] == figures.OURS == figures.LOOKS["puma"] and figures.OURS[0] not in rest
-    assert len({figures.LOOKS[name] for name in paper.table(2).index}) == len(paper.table(2))
+    assert len({figures.LOOKS[name] for name in printed.table(2).index}) == len(printed.table(2))
     alone, beside = figures.looks(["mine"]), figures.looks(["PUMA", "VPT", "mine", "other"])
     assert alone["mine"] == beside["mine"] != beside["other"] and beside["VPT"] == figures.LOOKS["VPT"]

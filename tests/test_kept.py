@@ -10,7 +10,7 @@ from filelock import FileLock
 
 from pumalib import config, evaluation, paths, study
 from pumalib.__main__ import main
-from pumalib.study import kept
+from pumalib.study import runs, store
 from pumalib.training import run_folder
 
 QUERIES = {"digits": 40, "aircraft": 60}
@@ -25,8 +25,8 @@ def made(run, seed, rate):
     values = {name: (rng.random((count, 1)) < rate).astype(float) for name, count in QUERIES.items()}
     values["unified"] = np.concatenate(list(values.values()))
     full = {name: np.repeat(v, len(metrics), axis=1) for name, v in values.items()}
-    run_folder.make(folder := kept.folder(study.run_name(run), "test"))
-    (folder / kept.MODEL).touch()
+    run_folder.make(folder := store.folder(run_folder.run_name(run), "test"))
+    (folder / store.MODEL).touch()
     (folder / "run.json").write_text(run.to_json())
     classes = {name: np.arange(len(v)) // 4 for name, v in full.items()}
     scores = evaluation.retrieval.Scores(tuple(metrics), full, classes, dict.fromkeys(full, 0))
@@ -38,7 +38,7 @@ def made(run, seed, rate):
 
 
 def finish(folder):
-    with kept.held(folder):
+    with store.held(folder):
         pass
 
 
@@ -61,23 +61,23 @@ def call(capsys, *argv):
 def test_lines_are_sorted_whole_of_eight_digits_and_fill_files(names, monkeypatch):
     file = paths.RESULTS / "test" / "kept-1.jsonl"
     assert [json.loads(line)["name"] for line in file.read_text().splitlines()] == sorted(names.values())
-    monkeypatch.setattr(kept, "FULL", 3)
-    kept.add({"name": "fourth"}, "test")
+    monkeypatch.setattr(store, "FULL", 3)
+    store.add({"name": "fourth"}, "test")
     second = file.with_name("kept-2.jsonl")
     file.write_text(file.read_text() + second.read_text())  # in both, as after a merge
-    kept.remove("fourth", "test")
-    assert kept.read("test").keys() == set(names.values()) and second.read_text() == ""
-    record = kept.read("test")[names["puma"]]
+    runs.remove("fourth", "test")
+    assert store.read("test").keys() == set(names.values()) and second.read_text() == ""
+    record = store.read("test")[names["puma"]]
     assert record["seconds"] == 0.33333333 and record["log"] == [] and "metrics" not in record
     assert study.run_of(names["puma"], "test") == RUNS["puma"]
     assert study.hits(names["puma"], "test")["unified"].mean() == pytest.approx(record["table"][2]["R@1"], abs=1e-7)
 
 
 def test_list_filters_by_any_setting(names, capsys):
-    table = study.runs("test")
+    table = study.list_runs("test")
     assert table.loc[names["again"], ["method", "seed", "epochs"]].tolist() == ["linear", 1, 3]
     assert table.loc[names["puma"], "data.image_size"] == 48
-    r1 = kept.record(names["puma"], "test")["table"][2]["R@1"]
+    r1 = store.record(names["puma"], "test")["table"][2]["R@1"]
     assert table.loc[names["puma"], "unified"] == pytest.approx(100 * r1)
     status, out, _ = call(capsys, "list", "--query", "method == 'linear' and `training.lr` < 1")
     assert status == 0 and names["linear"] in out and names["again"] in out and names["puma"] not in out
@@ -87,7 +87,7 @@ def test_list_filters_by_any_setting(names, capsys):
 
 
 def test_compare_gives_settings_and_the_paired_difference(names, capsys):
-    settings, table = kept.compare(names["linear"], f"test/{names['again']}")
+    settings, table = runs.compare(names["linear"], f"test/{names['again']}")
     assert settings.T.to_dict("list") == {"seed": [0, 1]}
     first, second = (study.hits(names[key], "test")["unified"].mean() for key in ("linear", "again"))
     assert table.at["unified", "value"] == pytest.approx(100 * (second - first))
@@ -101,20 +101,20 @@ def test_compare_gives_settings_and_the_paired_difference(names, capsys):
 def test_verify_finds_what_is_wrong_and_goes_on(names, capsys):
     assert call(capsys, "verify") == (0, "no problem\n", "")
     file = paths.RESULTS / "test" / "kept-1.jsonl"
-    changed = kept.read("test")[names["linear"]]
+    changed = store.read("test")[names["linear"]]
     call(capsys, "remove", names["linear"], "--yes")
-    kept.add(changed | {"run": changed["run"] | {"dim": 17}}, "test")
-    line = kept.lines("test")[1][names["again"]]
+    store.add(changed | {"run": changed["run"] | {"dim": 17}}, "test")
+    line = store.lines("test")[1][names["again"]]
     file.write_text(file.read_text().replace(line, line.replace('"R@8": 0.', '"R@8": 1.', 1)))  # one digit
-    run_folder.make(folder := kept.folder(names["puma"], "test"))
-    (folder / kept.MODEL).write_bytes(b"no model")
+    run_folder.make(folder := store.folder(names["puma"], "test"))
+    (folder / store.MODEL).write_bytes(b"no model")
     status, out, _ = call(capsys, "verify")
     assert status == 1 and f"{names['again']}: damaged line" in out and "SafetensorError" in out
     assert f"{names['linear']}: outdated:" in out
     file.write_text(f"<<<<<<< ours\n{file.read_text()}")
-    kept.add({"name": "another"}, "test")  # leaves damaged lines where they are
+    store.add({"name": "another"}, "test")  # leaves damaged lines where they are
     lines = file.read_text().splitlines()
-    assert len(lines) == 5 and set(kept.read("test")) == {names["linear"], names["puma"], "another"}
+    assert len(lines) == 5 and set(store.read("test")) == {names["linear"], names["puma"], "another"}
     assert call(capsys, "remove", f"line {lines.index('<<<<<<< ours') + 1} of kept-1.jsonl", "--yes")[0] == 0
     assert file.read_text().splitlines() == [line for line in lines if line != "<<<<<<< ours"]
 
@@ -124,9 +124,9 @@ def test_remove_says_first_and_leaves_what_a_process_holds(names, capsys):
     assert "would remove (add --yes) test/" in call(capsys, "remove", names["puma"])[1] and folder.is_dir()
     with FileLock(folder / ".lock"):
         assert "a running process holds it" in call(capsys, "remove", names["puma"], "--yes")[1]
-    assert names["puma"] in kept.read("test")
+    assert names["puma"] in store.read("test")
     status, _out, _ = call(capsys, "remove", names["puma"], names["linear"], "--yes")
-    assert status == 0 and not folder.exists() and set(kept.read("test")) == {names["again"]}
+    assert status == 0 and not folder.exists() and set(store.read("test")) == {names["again"]}
     assert call(capsys, "remove", names["puma"], "--yes")[0] == 2
 
 

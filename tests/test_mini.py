@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from pumalib import config, data, evaluation, models, paths, training
+from pumalib import config, data, embedder, evaluation, models, paths
 from pumalib.data import mini
 
 # Each dataset's share of the train images in Table 1, by the role it plays here; its classes in train and test
@@ -82,7 +82,7 @@ def test_the_frozen_backbone_is_small_and_finds_every_dataset_neither_trivially_
     stored = safetensors.torch.load_file(file)
     assert file.stat().st_size <= mebibytes * 2**20 and {tensor.dtype for tensor in stored.values()} == {torch.float16}
     assert all(torch.equal(tensor, stored[key].float()) for key, tensor in model.backbone.state_dict().items())
-    embeddings = training.embed(model, benchmark, benchmark.test, settings)
+    embeddings = embedder.embed_rows(model, benchmark, benchmark.test, settings)
     table = evaluation.scores(embeddings, benchmark.test, (1,)).table()
     found = table.loc[list(SHARES), "R@1"]
     assert found.between(0.05, 0.85).all() and found.max() - found.min() > 0.2, found

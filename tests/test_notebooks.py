@@ -136,7 +136,7 @@ def test_plan_run_and_kept(results, capsys):
     lines = {line.split()[0]: line.split() for line in said.out.splitlines() if line}
     assert lines["01_first"][1:3] == ["done", "4"] and lines["01_first"][-1] == "first.csv"
     assert "NameError: name 'missing_name' is not defined (cell In [" in said.out and lines["03_broken"][1] == "FAILED"
-    assert "runs: 100%" in said.err and len(study.runs("smoke")) == 4
+    assert "runs: 100%" in said.err and len(study.list_runs("smoke")) == 4
     executed = nbformat.read(results / "01_first.ipynb", 4)
     nbformat.validate(executed)
     assert executed.cells[1].source.strip().endswith('overrides = {"seeds": [0, 1]}')  # and no address

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 from pumalib import evaluation, paths
-from pumalib.study import kept, paper
+from pumalib.study import claims, printed, store
 
 PAPER_TEXT = Path(__file__).resolve().parents[2] / "shared" / "paper" / "puma_paper.txt"
 ROWS = {1: 8, 2: 24, 3: 6, 4: 6, 5: 10, 6: 4, 7: 5, 8: 4, 9: 6, 10: 25, 11: 19, 12: 7}
-PRINTED = {number: paper.table(number) for number in ROWS}
+PRINTED = {number: printed.table(number) for number in ROWS}
 
 
 def test_tables_are_complete_and_what_is_damaged_or_absent_is_empty():
@@ -47,7 +47,7 @@ def test_every_row_stands_in_the_paper(number):
 
 def test_printed_harmonic_means_follow_from_the_printed_columns():
     """... except in some rows, where they do not, however the columns are rounded."""
-    found = {number: paper.inconsistent(number) for number in ROWS}
+    found = {number: printed.inconsistent(number) for number in ROWS}
     assert {n: len(rows) for n, rows in found.items() if len(rows)} == {2: 8, 3: 1, 7: 1, 9: 1, 10: 2, 12: 1}
     assert found[2].loc["universal PA", ["printed", "recomputed"]].tolist() == pytest.approx([71, 78], abs=0.05)
     assert found[7].loc["PUMA + Stochastic LoRA", ["printed", "recomputed"]].round(1).tolist() == [83.9, 83.2]
@@ -55,8 +55,8 @@ def test_printed_harmonic_means_follow_from_the_printed_columns():
 
 def test_claims_by_the_papers_own_numbers():
     """The print confirms most claims, refutes some, and only draws three."""
-    prints = paper.printed()
-    found = {claim["name"]: paper.evidence(claim, prints, paper.print_gains) for claim in paper.CLAIMS}
+    prints = printed.all_tables()
+    found = {claim["name"]: claims.evidence(claim, prints, claims.print_gains) for claim in claims.CLAIMS}
     drawn = ["few-shot-linear", "few-shot-full", "half"]
     assert [name for name, (above, *_) in found.items() if above is None] == drawn
     assert {name: said.partition(";")[0] for name, (above, _, said, _) in found.items() if above == 1} == {
@@ -77,10 +77,10 @@ def study_of(tmp_path, monkeypatch):
     """A profile's kept runs: each query of a class hits with the row's rate, which differs from class to class."""
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
     train = pd.DataFrame({"dataset": ["sop"] * 50 + ["cub"] * 9 + ["cars"] * 10})
-    monkeypatch.setattr(paper.data, "load", lambda data: SimpleNamespace(train=train))
+    monkeypatch.setattr(claims.data, "load", lambda data: SimpleNamespace(train=train))
 
     def make(seeds=5, **tables):
-        paper._difference.cache_clear()
+        claims._difference.cache_clear()
         shutil.rmtree(tmp_path / "test", ignore_errors=True)
         rng, profile = np.random.default_rng(0), SimpleNamespace(name="test", data=None)
         ease = {name: rng.uniform(-0.2, 0.2, (classes, 1)) for name, classes in DRAWN.items()}
@@ -94,10 +94,10 @@ def study_of(tmp_path, monkeypatch):
                     table = [{"dataset": key, "queries": len(hit)} for key, hit in hits.items()]
                     first = {key: evaluation.retrieval.pack(np.arange(len(hit)) % 5 == 0) for key, hit in hits.items()}
                     packed = {key: evaluation.retrieval.pack(hit) for key, hit in hits.items()}
-                    kept.add({"name": name, "run": {}, "hits": packed, "classes": first, "table": table}, "test")
+                    store.add({"name": name, "run": {}, "hits": packed, "classes": first, "table": table}, "test")
                 lines.append({"row": row, "runs": " ".join(names)})
             pd.DataFrame(lines).to_csv(tmp_path / "test" / f"{file}.csv", index=False)
-        return paper.scorecard(profile)
+        return claims.scorecard(profile)
 
     return make
 
@@ -106,7 +106,7 @@ FULL = {"frozen": 0.3, "universal CurricularFace": 0.5}
 
 
 def test_a_claim_follows_from_kept_runs(study_of):
-    nine = {name: 0.5 for name in paper.table(2).index if name.startswith("universal")}
+    nine = {name: 0.5 for name in printed.table(2).index if name.startswith("universal")}
     rows = FULL | nine | {"PUMA": 0.65, "LoRA": 0.5, "VPT": 0.6}
     found = study_of(main_results=rows, components={"static": 0.4, "stochastic": 0.6})
     assert (found["here"][["beats-universal", "stochastic-adapter"]] == "supported").all()
@@ -127,12 +127,12 @@ def test_a_claim_is_withheld_where_its_runs_cannot_answer(study_of):
     cases = (1, 0.3, 0.6, "one seed"), (5, 0.3, 0.1, "PUMA collapsed"), (5, 0.5, 0.6, "a gain")
     for seeds, frozen, puma, why in cases:
         assert why in study_of(seeds, main_results=FULL | {"frozen": frozen, "PUMA": puma}).at["beats-universal", "why"]
-    scales = dict.fromkeys(paper.table(4).index, 0.5) | {"frozen ViT-S": 0.6}
+    scales = dict.fromkeys(printed.table(4).index, 0.5) | {"frozen ViT-S": 0.6}
     assert "a gain" in study_of(backbones=scales).at["small-model", "why"]
 
 
 def test_parameters_counted_from_models_agree_with_the_print():
-    counted = paper.parameters()
+    counted = printed.parameters()
     committed = pd.read_csv(paths.ROOT / "results" / "parameters.csv")
     for column in ("table", "row", "models", "trainable", "total", "agrees"):
         assert counted[column].tolist() == committed[column].tolist(), column

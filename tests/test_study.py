@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from pumalib import config, data, evaluation, paths, study, training
-from pumalib.study import analysis, kept
+from pumalib.study import analysis, store
 
 PROFILE = config.Profile(
     "test",
@@ -82,14 +82,14 @@ def test_embeddings_of_a_kept_run_give_its_numbers(results):
     name = results.names["PUMA"][0]
     embeddings, images = study.embeddings(name, "test")
     table = evaluation.scores(embeddings, images, (1,)).table(0)["R@1"]
-    stored = pd.DataFrame(kept.record(name, "test")["table"]).set_index("dataset")["R@1"]
+    stored = pd.DataFrame(store.record(name, "test")["table"]).set_index("dataset")["R@1"]
     pd.testing.assert_series_equal(table, stored, check_names=False)
     assert study.model(name, "test").run == study.run_of(name, "test") == ROWS["PUMA"]
 
 
 def test_an_ensemble_is_its_members_and_their_mean(trained, results):
     both = study.run_all({"specific": study.specific(ROWS["Linear"]), "Linear": ROWS["Linear"]}, ONE)
-    members = dict(zip(["photos", "aircraft"], study.kept.record(both.names["specific"][0], "test")["members"]))
+    members = dict(zip(["photos", "aircraft"], study.store.record(both.names["specific"][0], "test")["members"]))
     assert [study.run_of(name, "test").data.datasets for name in members.values()] == [("photos",), ("aircraft",)]
     vectors, images = zip(*(study.embeddings(name, "test", PROFILE.data) for name in members.values()))
     mean = evaluation.scores((vectors[0] + vectors[1]) / 2, images[0], (1,)).table(0)["R@1"]
@@ -99,7 +99,7 @@ def test_an_ensemble_is_its_members_and_their_mean(trained, results):
     assert dict(wide[["photos", "aircraft"]]) == pytest.approx(own)
     assert wide["harmonic"] == pytest.approx(2 / sum(1 / value for value in own.values()))
     assert both.parameters.loc["specific", "total"] == 2 * both.parameters.loc["Linear", "total"]
-    with pytest.raises(kept.NotKept, match="0 of 2 runs and 1 ensembles are not kept"):
+    with pytest.raises(store.NotKept, match="0 of 2 runs and 1 ensembles are not kept"):
         study.run_all({"mean": (ROWS["Linear"], ROWS["PUMA"])}, replace(ONE, train=False))
     with pytest.raises(ValueError, match="is an ensemble of linear-"):
         study.model(both.names["specific"][0], "test")
@@ -108,7 +108,7 @@ def test_an_ensemble_is_its_members_and_their_mean(trained, results):
 def test_a_model_that_was_not_kept_is_trained_again_only_on_demand(copied, results, monkeypatch):
     name, before = results.names["Linear"][0], study.embeddings(results.names["Linear"][0], "test")[0]
     monkeypatch.setattr(paths, "RESULTS", copied.parent)
-    with pytest.raises(kept.NotKept, match=f"only the numbers .*{name} .* train=True .*pumalib train {name}"):
+    with pytest.raises(store.NotKept, match=f"only the numbers .*{name} .* train=True .*pumalib train {name}"):
         study.embeddings(name, "test")
     np.testing.assert_allclose(study.embeddings(name, "test", train=True)[0], before, atol=1e-5)
     with pytest.raises(ValueError, match="no run 'linear-' is kept in profile 'test'; near: "):
@@ -127,7 +127,7 @@ def test_a_plan_tells_runs_and_trains_none(results, tmp_path, monkeypatch):
     assert study.plan(ROWS, PROFILE)["hours"].isna().all() and not list(tmp_path.iterdir())
     run = PROFILE.run("puma", data=config.Data(benchmark="paper", root=str(tmp_path / "nothing")))
     table = study.plan({"x": study.specific(run), "y": run}, ONE)
-    counts = study.paper.table(1)["train_samples"][list(study.paper.DATASETS)].tolist()
+    counts = study.printed.table(1)["train_samples"][list(study.printed.PAPER_DATASETS)].tolist()
     assert table["images"].tolist() == [*counts, sum(counts)] and not table["kept"].any()
 
 
@@ -188,7 +188,7 @@ def test_two_processes_train_a_run_once_and_one_that_is_killed_goes_on(tmp_path,
 
 def test_specific_models_search_their_own_dataset_and_others_all(results):
     each = study.run_all({"each": study.specific(ROWS["Linear"])}, ONE).names["each"][0]
-    members = dict(zip(["photos", "aircraft"], study.kept.record(each, "test")["members"]))
+    members = dict(zip(["photos", "aircraft"], study.store.record(each, "test")["members"]))
     names = {"PUMA": results.names["PUMA"][0], "specific": members}
     vectors, images = study.embeddings(names["PUMA"], "test")
     query = int(np.flatnonzero(images["dataset"] == "aircraft")[3])

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from pumalib import config, data, losses, study, training
+from pumalib import config, data, losses, training
 from pumalib.losses.texts import similarities
+from pumalib.training import run_folder
 
 NAMES = ["red bird", "red car", "car"]
 
@@ -49,9 +50,9 @@ def test_a_run_guided_by_a_file_is_another_when_the_file_is(tmp_path, monkeypatc
     run = profile.run("linear", loss="language", loss_settings={"loss": "triplet", "texts": str(file)})
     classes = data.load(run.data).train[["class_name"]].drop_duplicates()
     classes.assign(text="the same").to_csv(file, index=False)
-    before = study.run_name(run)
+    before = run_folder.run_name(run)
     classes.assign(text=classes["class_name"]).to_csv(file, index=False)
-    assert study.run_name(run) != before
+    assert run_folder.run_name(run) != before
     monkeypatch.setattr(losses, "make", lambda *args, **kw: made.append(make(*args, **kw)) or made[-1])
     training.train(run, tmp_path / "run")
     assert made[-1].similarity.shape == (24, 24) and 0 < made[-1].similarity.mean() < 1

@@ -8,7 +8,8 @@ import pandas as pd
 from scipy import stats
 
 KS = (1, 2, 4, 8, 10, 20, 100)  # of R@k in the paper's tables
-OVERALL = ("unified", "harmonic", "large", "small", "small - large")  # what is no dataset
+OVERALL = ("unified", "harmonic")
+NOT_DATASETS = (*OVERALL, "large", "small", "small - large")
 
 
 def harmonic_mean(accuracies: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Embedding models: `build` makes one by name, `count_parameters` counts it, `load` brings a trained one back."""
+"""Embedding models: `build` makes one by name, `count_parameters` counts it, `load_model` brings a trained one back."""
 
 from . import backbones
 from .embedding import EmbeddingModel, build, count_parameters
-from .saved import load, save, trainable_state
+from .saved import load_model, save, trainable_state
 
-__all__ = ["EmbeddingModel", "backbones", "build", "count_parameters", "load", "save", "trainable_state"]
+__all__ = ["EmbeddingModel", "backbones", "build", "count_parameters", "load_model", "save", "trainable_state"]

@@ -9,8 +9,8 @@ from sklearn.manifold import TSNE
 from .. import data, evaluation, paths
 from ..config import Data
 from ..training import run_folder
-from .kept import run_of
-from .run_all import embed, embeddings, loss_of
+from .run_all import embed_kept, embeddings, loss_of
+from .runs import run_of
 
 
 def nearest(models_of: Mapping, profile: str, union: Data, queries: Sequence[int], k: int = 7, train=False) -> dict:
@@ -42,7 +42,7 @@ def tsne(name: str, profile: str, split: str = "test", most: int = 2000, train: 
     def compute() -> pd.DataFrame:
         images = getattr(data.load(run_of(name, profile).data), split)
         images = images.iloc[np.sort(np.random.default_rng(0).permutation(len(images))[:most])].reset_index(drop=True)
-        vectors = embed(name, profile, images, train=train)
+        vectors = embed_kept(name, profile, images, train=train)
         points = TSNE(init="pca", perplexity=min(30, len(images) // 4), random_state=0).fit_transform(vectors)
         return images[["dataset", "label"]].assign(x=points[:, 0], y=points[:, 1])
 

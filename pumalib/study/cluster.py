@@ -1,4 +1,4 @@
-"""Work on a Dask cluster: `each` sends calls to any scheduler's workers, `local` starts such workers on this machine.
+"""Work on a Dask cluster: `run_each` sends calls to any scheduler's workers, `local` starts such workers on this machine.
 How workers elsewhere are started, and what they must share, stands in docs/clusters.md."""
 
 import logging
@@ -25,7 +25,7 @@ from ..training import run_folder
 _one_at_a_time = threading.Lock()  # a worker of several threads still trains one run: torch's seeds are the process's
 
 
-def each(function: Callable, items: Mapping[str, tuple], address: str, shared: Path) -> None:
+def run_each(function: Callable, items: Mapping[str, tuple], address: str, shared: Path) -> None:
     """Call `function(*item)` for every item, by name, on the workers of a Dask scheduler, one at a time on each.
     `address` is the scheduler's or its scheduler file; all workers must see the folder `shared`; the item of a lost one
     goes to another.  Raises RuntimeError: some failed, all others are finished; ConnectionError: no scheduler."""

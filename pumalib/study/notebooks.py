@@ -21,7 +21,7 @@ from PIL import Image
 
 from .. import config, data, paths
 from ..training import run_folder
-from . import kept
+from . import store
 
 PLANNING = """
 from pumalib import study as _study
@@ -99,17 +99,17 @@ def run(wanted: dict[Path, dict], profile: str) -> int:
     folder, rows = paths.RESULTS / profile, []
     run_folder.make(folder)
     for number, (notebook, values) in enumerate(wanted.items(), 1):
-        start, before, status, why = time.time(), len(kept.read(profile)), "done", ""
+        start, before, status, why = time.time(), len(store.read(profile)), "done", ""
         print(f"[{number}/{len(wanted)}] {notebook.stem}", file=sys.stderr, flush=True)
         try:
             execute(notebook, folder, values)
         except PapermillExecutionError as error:
-            status = "left out" if error.ename == kept.NotKept.__name__ else "FAILED"
+            status = "left out" if error.ename == store.NotKept.__name__ else "FAILED"
             why = f"{error.ename}: {' '.join(error.evalue.split())[:200]} (cell In [{error.exec_count}])"
         except (OSError, ValueError, RuntimeError) as error:  # the next can still succeed
             status, why = "FAILED", f"{type(error).__name__}: {error}"
         written = " ".join(sorted(file.name for file in folder.glob("*.csv") if file.stat().st_mtime >= start))
-        new, minutes = len(kept.read(profile)) - before, f"{(time.time() - start) / 60:.1f}"
+        new, minutes = len(store.read(profile)) - before, f"{(time.time() - start) / 60:.1f}"
         rows.append((notebook.stem, status, new, minutes, why or written))
     table = pd.DataFrame(rows, columns=["notebook", "status", "trained", "minutes", "CSV, or why not"])
     print(f"\n{table.to_string(index=False, justify='left')}\nin {paths.shown(folder)}")
@@ -126,7 +126,7 @@ def execute(notebook: Path, folder: Path, values: dict) -> None:
         try:
             executed = papermill.execute_notebook(notebook, temporary, values, **options)
         except Exception as error:
-            if temporary.is_file() and getattr(error, "ename", "") != kept.NotKept.__name__:
+            if temporary.is_file() and getattr(error, "ename", "") != store.NotKept.__name__:
                 temporary.replace(failed)
             raise
         nbformat.write(clean(executed), temporary)

@@ -23,6 +23,7 @@ from tqdm import tqdm
 from .. import data, evaluation, losses, models, paths
 from ..config import Run, Training
 from ..data import batches
+from ..embedder import embed_rows
 from . import parallel, run_folder
 from .run_folder import CHECKPOINTS, FINISHED, write_text
 
@@ -128,7 +129,7 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
 
         # ---- evaluate
         bar.set_postfix_str("evaluating")
-        embeddings = embed(model, benchmark, benchmark.test, run.data, device=device, workers=recipe.workers)
+        embeddings = embed_rows(model, benchmark, benchmark.test, run.data, device=device, workers=recipe.workers)
         require_finite(folder, "evaluation", "an embedding of a test image is not finite", embeddings)
         scores = evaluation.scores(embeddings, benchmark.test, evaluation.KS, distance=loss.metric, device=device)
 
@@ -144,18 +145,6 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
             (folder / name).unlink(missing_ok=True)
         bar.set_postfix_str(f"finished, trained in {timedelta(0, round(seconds))}")
     return folder
-
-
-def embed(model, benchmark, rows: pd.DataFrame, settings, *, device="cpu", workers: int = 0, prompt_weights=False):
-    """Embeddings (n, dim) float32 of rows of a benchmark, by the test view of `settings`, a `config.Data`.
-    With `prompt_weights`, of a model with a prompt pool, these and the weights (n, M) of its prompts."""
-    view = batches.View(settings, *models.backbones.normalisation(model.backbone))
-    parts = np.split(np.arange(len(rows)), range(256, len(rows), 256))
-    shown, model = batches.batches(benchmark, rows, parts, view, workers=workers, device=device), model.eval()
-    with torch.inference_mode():
-        outputs = [model(images, prompt_weights=True) for images, _ in shown]
-    embeddings, weights = (p if p[0] is None else torch.cat(p).float().cpu().numpy() for p in zip(*outputs))
-    return (embeddings, weights) if prompt_weights else embeddings
 
 
 def make_optimizer(model: nn.Module, loss: nn.Module, recipe: Training) -> torch.optim.AdamW:

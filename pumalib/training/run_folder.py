@@ -3,12 +3,19 @@
 import json
 from pathlib import Path
 
-from .. import paths
+from .. import data, losses, models, paths
 from ..config import Run, short_hash
 
 FINISHED = "metrics.json"  # written last: a folder that has it is complete, and only read
 LOCK = ".lock"  # held by the one process that writes to the folder; a finished run is read without
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")
+
+
+def run_name(run: Run) -> str:
+    """The name of a run; a ValueError or OSError says which data or weights are not on this machine."""
+    weights = models.backbones.weights_digest(run.backbone, run.pretrained)
+    weights += losses.texts.digest(run.loss_settings.get("texts", ""))
+    return name(run, data.load(run.data).digest, weights)
 
 
 def name(run: Run, data_digest: str, weights_digest: str) -> str:

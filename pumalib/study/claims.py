@@ -1,6 +1,4 @@
-"""What the paper prints: its tables, its numbers of parameters counted again, and its claims (claims.yaml), judged.
-`data/paper/table<n>.csv` transcribes Tables 1 to 12 as printed, "Ours" as "PUMA"; what is unreadable is empty, or
-restored: Table 1's counts from the datasets (`source`), the check marks of Table 3 (`marks`) from the parameters."""
+"""The paper's claims (claims.yaml), judged by its own tables and by kept runs."""
 
 import fnmatch
 import functools
@@ -11,73 +9,11 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
-import torch
 import yaml
 
 from .. import config, data, evaluation, paths
-from ..models import build, count_parameters
-from . import kept
-from .kept import NotTestable
-
-DATASETS = ("cub", "cars", "sop", "inshop", "nabirds", "dogs", "flowers", "aircraft")
-LARGE = ("sop", "inshop")  # "large-scale datasets such as SOP and In-Shop", Sec. 5.1
-OVERALL = ("unified", "harmonic")
-SETTINGS = ("params_train_m", "params_total_m", "dim")  # the columns of numbers that are no accuracies
-_NAMES = yaml.safe_load((paths.PAPER / "names.yaml").read_text(encoding="utf-8"))  # explained there
-LOSSES, METHODS, BACKBONES, FILES = (_NAMES[kind] for kind in ("losses", "methods", "backbones", "files"))
-ROUNDING = 0.05  # half a unit of the last printed digit
-
-
-def table(number: int) -> pd.DataFrame:
-    """Table `number` (1 to 12) of the paper, indexed by `row`; accuracies in percent, parameters in millions."""
-    return pd.read_csv(paths.PAPER / f"table{number}.csv", index_col="row")
-
-
-def comparable(printed: pd.DataFrame, datasets) -> pd.DataFrame:
-    """`printed` without its single datasets unless all `datasets` are the paper's: names may coincide, images do not."""
-    single = [column for column in printed if column.split("_")[0] in DATASETS]
-    return printed if set(datasets) <= set(DATASETS) else printed.drop(columns=single)
-
-
-def inconsistent(number: int) -> pd.DataFrame:
-    """Rows of Table `number` whose printed harmonic mean is not that of the printed columns, to their rounding.
-    Columns: `column` (harmonic, or one per metric in Table 12), `printed`, `recomputed`."""
-    printed, found = table(number), []
-    for column in [name for name in printed if name.startswith("harmonic") and not name.endswith("_change")]:
-        values = printed[[name for part in DATASETS if (name := part + column.removeprefix("harmonic")) in printed]]
-        # The mean grows with each of its parts: the extremes of their rounding bound it.
-        low, mean, high = (evaluation.harmonic_mean(values.T + step) + step for step in (-ROUNDING, 0, ROUNDING))
-        wrong = ~printed[column].between(low, high) & printed[column].notna()
-        found += zip(printed.index[wrong], [column] * wrong.sum(), printed[column][wrong], mean[wrong])
-    return pd.DataFrame(found, columns=["row", "column", "printed", "recomputed"]).set_index("row")
-
-
-def parameters() -> pd.DataFrame:
-    """Trainable and total parameters of each row of Tables 2, 3, 4, 6 and 7, counted from `models` (eight for a model
-    per dataset), beside the paper's, `paper_*_m` in millions, empty where not printed; `agrees`: to its rounding."""
-    rows = []
-    for number in (2, 3, 4, 6, 7):
-        for row, printed in table(number).astype(object).iterrows():
-            method = "puma" if number == 6 else METHODS.get(printed.get("method", row), "full")
-            layers = str(printed.get("adapter_layers", "all")).removeprefix("first ")
-            backbone, dim = BACKBONES[printed.get("backbone", "ViT-S/16")], int(printed.get("dim", 128))
-            models = len(DATASETS) if printed.get("group") == "specific" else 1
-            ours = [models * count for count in _count(method, backbone, dim, layers)]
-            paper = [printed.get(name) for name in SETTINGS[:2]]
-            digits = [10 ** -len(str(number).partition(".")[2]) for number in paper]  # of the print
-            agrees = all(p is None or abs(n / 1e6 - p) <= d / 2 for n, p, d in zip(ours, paper, digits, strict=True))
-            rows.append((number, row, method, backbone, dim, layers, models, *ours, *paper, agrees))
-    columns = ["table", "row", "method", "backbone", "dim", "adapter_layers", "models"]
-    columns += ["trainable", "total", "paper_trainable_m", "paper_total_m", "agrees"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-@functools.cache
-def _count(method: str, backbone: str, dim: int, layers: str) -> tuple[int, int]:
-    chosen = config.method(method, **({} if layers == "all" else {"adapter_layers": int(layers)}))
-    with torch.device("meta"):  # shapes without memory: ViT-L too is counted in a second
-        return count_parameters(build(chosen, backbone, dim, pretrained=False))
-
+from . import printed, runs
+from .runs import NotTestable
 
 CLAIMS = yaml.safe_load((paths.PAPER / "claims.yaml").read_text(encoding="utf-8"))
 FROZEN, FULL = "frozen", "universal CurricularFace"
@@ -85,22 +21,22 @@ FROZEN, FULL = "frozen", "universal CurricularFace"
 
 def print_gains(tables: Mapping, table, row: str, other: str, by: Mapping) -> pd.DataFrame:
     """As `evaluation.paired_difference`, of two rows of one of the paper's tables: above zero or not, to rounding."""
-    rows = tables[table].select_dtypes("number").drop(columns=list(SETTINGS), errors="ignore")
-    datasets = rows.columns.intersection(DATASETS)
-    rows["large"] = rows[datasets.intersection(LARGE)].mean(axis=1, skipna=False)
-    rows["small"] = rows[datasets.difference(LARGE)].mean(axis=1, skipna=False)
+    rows = tables[table].select_dtypes("number").drop(columns=list(printed.SETTINGS), errors="ignore")
+    datasets = rows.columns.intersection(printed.PAPER_DATASETS)
+    rows["large"] = rows[datasets.intersection(printed.LARGE)].mean(axis=1, skipna=False)
+    rows["small"] = rows[datasets.difference(printed.LARGE)].mean(axis=1, skipna=False)
     rows["small - large"] = rows["small"] - rows["large"]
     value = rows.loc[row] - rows.loc[other]
-    least = (pd.Series(by, dtype=float) - ROUNDING).reindex(value.index, fill_value=0)
+    least = (pd.Series(by, dtype=float) - printed.ROUNDING).reindex(value.index, fill_value=0)
     above = (value <= least).astype(float).where(value.notna())
     return pd.DataFrame({"value": value / 100, "low": np.nan, "high": np.nan, "above": above, "below": 1 - above})
 
 
-_difference = functools.lru_cache(4096)(kept.difference)  # claims share their comparisons
+_difference = functools.lru_cache(4096)(runs.difference)  # claims share their comparisons
 
 
 def kept_gains(profile: str, large: tuple, tables: Mapping, table, row: str, other: str, by: Mapping) -> pd.DataFrame:
-    """`kept.difference` of two rows of kept runs; NotTestable: other queries, a collapsed row, or full tuning gains nothing."""
+    """`runs.difference` of two rows of kept runs; NotTestable: other queries, a collapsed row, or full tuning gains nothing."""
     rows = ChainMap(tables[table], *tables.values())  # its own first: Table 10 has other datasets
 
     def gain(one: str, two: str) -> pd.DataFrame:
@@ -126,10 +62,10 @@ def scorecard(profile: config.Profile, about: Collection | None = None) -> pd.Da
     """Every claim, or those `about` some tables, by name: `section`, `claim`, `table`, `print`, `here` and `why`.
     `print` is holds, fails, or not printed.  `here`, with Holm's correction over all claims, is supported (all pairs of
     rows of the print were run and are above zero), contradicted (too many are below), undecided, or not testable."""
-    files = {number: paths.RESULTS / profile.name / f"{name}.csv" for number, name in FILES.items()}
+    files = {number: paths.RESULTS / profile.name / f"{name}.csv" for number, name in printed.FILES.items()}
     tables = {number: pd.read_csv(file).drop_duplicates("row") for number, file in files.items() if file.is_file()}
     runs = {number: rows.set_index("row")["runs"].str.split() for number, rows in tables.items()}
-    prints, gains = printed(), functools.partial(kept_gains, profile.name, large(profile))
+    prints, gains = printed.all_tables(), functools.partial(kept_gains, profile.name, large(profile))
     columns, lines, tests = ["section", "claim", "table", "print", "here", "why"], {}, {}
     for claim in CLAIMS:
         above, below, why, run = evidence(claim, runs, gains)
@@ -146,12 +82,6 @@ def scorecard(profile: config.Profile, about: Collection | None = None) -> pd.Da
     for name, (above, below) in tests.items():
         table.loc[name, "here"] = ("contradicted", "supported")[above < below] if chances[name] < 0.05 else "undecided"
     return table[table["table"].isin(about or list(table["table"]))]
-
-
-def printed() -> dict[int | str, pd.DataFrame]:
-    """The paper's tables with accuracies, and Tables 8 and 5 as one."""
-    tables = {number: table(number) for number in range(2, 13)}
-    return tables | {"8 and 5": pd.concat([tables[8], tables[5].drop(index=tables[8].index, errors="ignore")])}
 
 
 def evidence(claim: dict, tables: Mapping, gains: Callable) -> tuple[float | None, float | None, str, int]:
@@ -186,8 +116,8 @@ def _comparisons(one: dict, tables: Mapping, gains: Callable) -> list[pd.DataFra
         except NotTestable as error:
             why = error
             continue
-        columns = one.get("columns", OVERALL)
-        columns = [name for name in gain.index if name not in evaluation.OVERALL] if columns == "each" else columns
+        columns = one.get("columns", evaluation.OVERALL)
+        columns = [name for name in gain.index if name not in evaluation.NOT_DATASETS] if columns == "each" else columns
         if lost := [name for name in columns if name not in gain.index or np.isnan(gain.at[name, "above"])]:
             raise NotTestable(f"{row} over {other}: no {lost[0]}, or one seed")
         found.append(gain.loc[list(columns)].assign(pair=f"{row} over {other}"))
