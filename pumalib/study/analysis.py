@@ -13,7 +13,7 @@ from sklearn.manifold import TSNE
 from .. import data, evaluation, paths
 from ..config import Data
 from ..training import run_folder
-from . import line
+from . import kept_line
 from .run_all import embed_kept, embeddings, loss_of
 from .runs import run_of
 
@@ -125,9 +125,9 @@ def derived(
     outcome, as a digest of data that is not that of the runs.
     """
     for name in names:
-        line.checked_name(name)
+        kept_line.checked_name(name)
     key = run_folder.short_hash([list(names), settings])
-    file = paths.RESULTS / profile / "derived" / f"{line.checked_name(title)}-{key}.csv"
+    file = paths.RESULTS / profile / "derived" / f"{kept_line.checked_name(title)}-{key}.csv"
     if not file.is_file():
         table = compute()
         with paths.written_whole(file) as temporary:

@@ -15,8 +15,7 @@ from filelock import FileLock
 from .. import evaluation, models, paths
 from ..config import Run
 from ..training import run_folder
-from . import line as one_line
-from . import store
+from . import kept_line, store
 
 COLUMNS = [
     "profile",
@@ -213,7 +212,7 @@ def remove(name: str, profile: str) -> None:
 
     Raises filelock's Timeout: a running process holds the run.
     """
-    if not one_line.DAMAGED.fullmatch(name):
+    if not kept_line.DAMAGED.fullmatch(name):
         _remove_folder(store.place(name, profile))
     store.drop(name, profile)
 
@@ -283,7 +282,7 @@ def problems(profile: str | None = None) -> Iterator[str]:
                 yield f"{home.name}/{name}: {found}"
 
 
-def _damage(line: one_line.Line) -> str:
+def _damage(line: kept_line.Line) -> str:
     begins = ""
     if line.begins:
         begins = f" it begins as {line.begins!r};"

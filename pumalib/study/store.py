@@ -1,4 +1,4 @@
-"""The runs that were kept: a line for each finished run, see `line`.
+"""The runs that were kept: a line for each finished run, see `kept_line`.
 
 The lines stand in `results/<profile>/kept-*.jsonl`; `repeated.jsonl` has those of kept runs that
 were trained again with other numbers.  While it trains a run has a folder,
@@ -19,8 +19,8 @@ from filelock import FileLock
 
 from .. import evaluation, models, paths
 from ..training import run_folder
-from . import line as one_line
-from .line import Line
+from . import kept_line
+from .kept_line import Line
 
 MODEL = models.saved.FILE
 # Lines of a file: 3 MB of `mini`.
@@ -46,7 +46,7 @@ class Repeat:
 
 def place(name: str, profile: str | Path) -> Path:
     """Where the folder of a run is, or a link to it; ValueError: no run may be called so."""
-    return paths.RESULTS / profile / "runs" / one_line.checked_name(name)
+    return paths.RESULTS / profile / "runs" / kept_line.checked_name(name)
 
 
 def folder(name: str, profile: str | Path) -> Path:
@@ -97,7 +97,7 @@ def conflicts(found: Iterable[Line]) -> dict[str, list[Line]]:
 
 def _differ(same: list[Line]) -> bool:
     records = [line.record for line in same if line.record is not None]
-    return any(not one_line.agree(records[0], record) for record in records[1:])
+    return any(not kept_line.agree(records[0], record) for record in records[1:])
 
 
 def record(name: str, profile: str | Path) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _parsed(file: Path, *state: int) -> tuple[Line, ...]:
     """The lines of a file in this state; blank ones hold nothing."""
     texts = file.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
     numbered = enumerate(texts, 1)
-    found = [one_line.parsed(file, number, text) for number, text in numbered if text.strip()]
+    found = [kept_line.parsed(file, number, text) for number, text in numbered if text.strip()]
     for line in found:
         if line.record is None:
             warnings.warn(
@@ -181,12 +181,12 @@ def add(record: dict[str, Any], profile: str | Path) -> None:
     Raises ValueError: it is not the record of a finished run.
     """
     if record["name"] not in read(profile):
-        put(record["name"], one_line.written(one_line.rounded(record)), profile)
+        put(record["name"], kept_line.written(kept_line.rounded(record)), profile)
 
 
 def add_repeat(record: dict[str, Any], profile: str | Path) -> None:
     """Keep the record of a kept run that was trained again beside its line, once."""
-    text = one_line.written(one_line.rounded(record))
+    text = kept_line.written(kept_line.rounded(record))
     with _locked(profile) as home:
         texts = [line.text for line in repeated(profile)]
         if text not in texts:
@@ -198,7 +198,7 @@ def put(name: str, text: str, profile: str | Path) -> None:
 
     A file is written whole, by one process at a time, and sorted by name.
     """
-    one_line.checked_name(name)
+    kept_line.checked_name(name)
     with _locked(profile) as home:
         by_file = {file: _lines_of(file) for file in _kept_files(profile)}
         holding = []
@@ -253,11 +253,11 @@ def compare_repeat(where: Path, profile: str | Path) -> Repeat:
     """The kept record of the run that trained in the folder `where`, beside what the folder has."""
     kept = record(where.name, profile)
     again = _finished(where)
-    return Repeat(kept, again, one_line.agree(kept, again))
+    return Repeat(kept, again, kept_line.agree(kept, again))
 
 
 def _finished(where: Path) -> dict[str, Any]:
-    return one_line.rounded({"name": where.name, **run_folder.read_record(where)})
+    return kept_line.rounded({"name": where.name, **run_folder.read_record(where)})
 
 
 @contextmanager
