@@ -43,13 +43,10 @@ def intervals(
 
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
-    figure, axes = empty_panels(
-        rows,
-        columns,
-        width=PAGE_WIDTH if max(table["place"].nunique(), 3 * columns) > 4 else 5.5,
-        height=3.2 if columns < 4 else 2.4,
-        extra=0.6,
-    )
+    fills_page = columns > 1 or table["place"].nunique() > 4
+    width = PAGE_WIDTH if fills_page else 5.5
+    height = 3.2 if columns < 4 else 2.4
+    figure, axes = empty_panels(rows, columns, width, height, extra=0.6)
     for axis, (panel, part) in zip(axes.flat, panels, strict=False):
         places = _places(part)
         _draw_rows(axis, part, places, look, joined)
@@ -213,17 +210,14 @@ def gains(differences: pd.DataFrame, title: str = "") -> Figure:
 
 def _draw_gains(axis: Axes, part: pd.DataFrame, y: pd.Series) -> None:
     """The intervals of a panel at the heights `y`, in three colours."""
-    x = part["points"]
-    above = part["low"] > 0
-    below = part["high"] < 0
+    # One seed has no p, and says nothing about others
+    several_seeds = pd.Series(False, part.index)
     if "p" in part:
         several_seeds = part["p"].notna()
-        above &= several_seeds
-        below &= several_seeds
-    else:
-        above[:] = False
-        below[:] = False
+    above = (part["low"] > 0) & several_seeds
+    below = (part["high"] < 0) & several_seeds
 
+    x = part["points"]
     spread = np.stack([x - part["low"], part["high"] - x])
     kinds = [
         ("interval above 0", TRUE, above),
