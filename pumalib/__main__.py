@@ -53,7 +53,11 @@ def run(names, profile, values, seeds, jobs, dask, plan, only_kept):
     more = {"seeds": seeds and list(range(seeds)), "jobs": jobs, "dask": dask, "train": False if only_kept else None}
     values |= {name: value for name, value in more.items() if value is not None}
     wanted = notebooks.parameters(notebooks.find(names), profile, values)
-    return click.echo(notebooks.plan(wanted)) if plan else notebooks.run(wanted, config.profile(profile).name)
+    if not plan:
+        return notebooks.run(wanted, config.profile(profile).name)
+    text, complete = notebooks.plan(wanted)
+    click.echo(text)
+    return int(not complete)
 
 
 @cli.command()

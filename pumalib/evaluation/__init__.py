@@ -3,17 +3,4 @@
 from .retrieval import Scores, neighbours, pack, scores, unpack
 from .statistics import KS, NOT_DATASETS, OVERALL, harmonic_mean, holm, interval, paired_difference
 
-__all__ = [
-    "KS",
-    "NOT_DATASETS",
-    "OVERALL",
-    "Scores",
-    "harmonic_mean",
-    "holm",
-    "interval",
-    "neighbours",
-    "pack",
-    "paired_difference",
-    "scores",
-    "unpack",
-]
+__all__ = ["KS", "Scores", "pack", "NOT_DATASETS", "OVERALL", "harmonic_mean", "holm", "interval", "neighbours", "paired_difference", "scores", "unpack"]
