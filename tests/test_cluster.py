@@ -1,4 +1,4 @@
-"""Runs on a Dask cluster of real processes: the same numbers, also when workers are killed, and clear words when not."""
+"""Runs on a Dask cluster of real processes: the same numbers, also when workers are killed."""
 
 import os
 import signal
@@ -85,7 +85,10 @@ def test_the_run_of_a_killed_worker_goes_on_from_its_checkpoint(address, monkeyp
 def test_a_failing_run_does_not_stop_the_others(address):
     bad = PROFILE.run("linear", training={"lr": 1e30, "clip_value": 0.0})
     rows = {"bad": bad, "good": LINEAR}
-    said = f"1 of 2 runs failed, the others are finished. .*{run_folder.run_name(bad)}: NonFiniteLoss: .*epoch 1"
+    said = (
+        "1 of 2 runs failed, the others are finished. "
+        f".*{run_folder.run_name(bad)}: NonFiniteLoss: .*epoch 1"
+    )
     with pytest.raises(RuntimeError, match=said):
         study.run_all(rows, replace(PROFILE, dask=address))
     assert set(store.read("test")) == {run_folder.run_name(LINEAR)}
@@ -93,14 +96,12 @@ def test_a_failing_run_does_not_stop_the_others(address):
 
 def test_a_worker_that_would_give_other_numbers_is_refused(address, monkeypatch, tmp_path):
     monkeypatch.setattr(run_folder, "run_name", lambda run: "linear-of-other-data")
-    with pytest.raises(
-        RuntimeError, match=r"would call this run linear-curricularface-\w{8}: .*share checkout"
-    ):
+    said = r"would call this run linear-curricularface-\w{8}: .*share checkout"
+    with pytest.raises(RuntimeError, match=said):
         study.run_all({"x": LINEAR}, replace(PROFILE, dask=address))
     monkeypatch.chdir(tmp_path)  # the workers stay where they were started
-    with pytest.raises(
-        RuntimeError, match="does not see the client's .*name such a place with PUMALIB_RESULTS"
-    ):
+    said = r"does not see the client's .*name such a place with PUMALIB_RESULTS"
+    with pytest.raises(RuntimeError, match=said):
         cluster.run_each(print, {"x": ("x",)}, address, Path("/proc/self/cwd/mine"))
 
 
