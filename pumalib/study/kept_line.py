@@ -61,7 +61,7 @@ def parsed(file: Path, number: int, text: str) -> Line:
         beginning = _BEGINNING.match(text)
         begins = beginning[1] if beginning else ""
         name = f"damaged-{run_folder.short_hash(text)}"
-        return Line(file, number, text, name, begins, problem=str(error))
+        return Line(file, number, text, name, begins, problem=str(error)[:200])
     return Line(file, number, text, record["name"], record["name"], record)
 
 

@@ -285,7 +285,7 @@ def problems(profile: str | None = None) -> Iterator[str]:
 def _damage(line: kept_line.Line) -> str:
     begins = ""
     if line.begins:
-        begins = f" it begins as {line.begins!r};"
+        begins = f" it begins as {line.begins[:80]!r};"
     return f"damaged line ({line.place}: {line.problem});{begins} `runs remove` drops it"
 
 
