@@ -16,8 +16,7 @@ from pandas.io.formats.style import Styler
 
 from .. import evaluation, losses, models, paths, training
 from ..config import Data, Profile, Run
-from ..data import load
-from ..data.paper import DATASETS
+from ..data import expected, load
 from ..training import run_folder
 from . import kept, paper
 
@@ -29,7 +28,8 @@ Ensemble = tuple[Run, ...]
 
 def specific(run: Run) -> Ensemble:
     """`run` on each of its datasets alone; those of "paper" need not be there yet."""
-    names = list(DATASETS) if run.data.benchmark == "paper" else load(run.data).datasets
+    known = expected(run.data)
+    names = load(run.data).datasets if known is None else list(dict.fromkeys(known["dataset"]))
     names = [name for name in names if name in (run.data.datasets or names)]
     return tuple(replace(run, data=replace(run.data, datasets=(name,))) for name in names)
 
@@ -257,9 +257,9 @@ def plan(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[
         try:
             name, images = kept.run_name(run), len(load(run.data, run.seed).train)
         except (ValueError, OSError):  # not on this machine yet; then by the counts of Table 1
-            if run.data.benchmark != "paper":
+            if (known_counts := expected(run.data)) is None:
                 raise
-            counts = [DATASETS[name].counts["train"] for name in run.data.datasets or DATASETS]
+            counts = known_counts.loc[known_counts["split"] == "train", ["images", "classes"]].to_numpy().tolist()
             images = sum(min(count, (run.data.shots or count) * classes) for count, classes in counts)
             name = run_folder.name(run, "unknown", "unknown")
         images *= run.training.epochs * (run.method.name != "pretrained")

@@ -23,6 +23,7 @@ from tqdm import tqdm
 from .. import data, evaluation, losses, models, paths
 from ..config import Run, Training
 from ..data import batches
+from ..data.images import unreadable
 from . import parallel, run_folder
 from .run_folder import CHECKPOINTS, FINISHED, write_text
 
@@ -64,7 +65,7 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
         model = models.build(run.method, run.backbone, run.dim, pretrained=run.pretrained, **options)
         if parallel.first():
             if benchmark.pixels is None and len(benchmark.test) < 20_000:  # within a minute, not after days of training
-                for error in batches.unreadable(replace(benchmark, images=benchmark.test)).values():
+                for error in unreadable(replace(benchmark, images=benchmark.test)).values():
                     raise error
             run_folder.make(folder)
             weights = models.backbones.state_digest(model.backbone.state_dict())
@@ -85,13 +86,14 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
         view, saved = batches.View(run.data, *models.backbones.normalisation(model.backbone), True), time.monotonic()
         while at.epoch < recipe.epochs:
             if loss.batches == "classes":
-                sizes = max(2, recipe.batch_size // recipe.images_per_class), recipe.images_per_class
+                sizes = batches.class_sizes(recipe.batch_size, recipe.images_per_class)
                 chosen = batches.class_batches(labels, *sizes, recipe.repeat_images, run.seed, at.epoch)
             else:
                 chosen = batches.random_batches(len(labels), recipe.batch_size, run.seed, at.epoch)
             chosen = parallel.share(chosen)
             place = {"epoch": at.epoch, "first": at.step, "part": parallel.rank(), "workers": recipe.workers}
-            stream = batches.batches(benchmark, benchmark.train, chosen, view, run.seed, device=device, **place)
+            plan = batches.Plan(benchmark, benchmark.train, chosen, view, run.seed, device=device, **place)
+            stream = batches.batches(plan)
             if bar.total is None:
                 bar.total = recipe.epochs * sum(map(len, chosen)) * parallel.size()
                 bar.n = bar.initial = round(bar.total * (at.epoch + at.step / len(chosen)) / recipe.epochs)
@@ -151,7 +153,8 @@ def embed(model, benchmark, rows: pd.DataFrame, settings, *, device="cpu", worke
     With `prompt_weights`, of a model with a prompt pool, these and the weights (n, M) of its prompts."""
     view = batches.View(settings, *models.backbones.normalisation(model.backbone))
     parts = np.split(np.arange(len(rows)), range(256, len(rows), 256))
-    shown, model = batches.batches(benchmark, rows, parts, view, workers=workers, device=device), model.eval()
+    plan = batches.Plan(benchmark, rows, parts, view, workers=workers, device=device)
+    shown, model = batches.batches(plan), model.eval()
     with torch.inference_mode():
         outputs = [model(images, prompt_weights=True) for images, _ in shown]
     embeddings, weights = (p if p[0] is None else torch.cat(p).float().cpu().numpy() for p in zip(*outputs))
