@@ -159,7 +159,7 @@ def _decoded_chunks(plan: Plan) -> Iterator[Iterator[np.ndarray | str]]:
         batch_size=None,
         collate_fn=partial(_decode_chunk, plan.benchmark.pixels, _places(plan), plan.view),
         num_workers=plan.workers,
-        worker_init_fn=_end_with_parent,
+        worker_init_fn=partial(_end_with_parent, os.getpid()),
         # Else it would draw from the training's.
         generator=torch.Generator(),
     )
@@ -239,9 +239,11 @@ def _changed(path: str) -> int:
         return 0
 
 
-def _end_with_parent(worker: int) -> None:
-    """End this process soon after its parent, however that ended and whatever this waits for."""
-    parent = os.getppid()
+def _end_with_parent(parent: int, worker: int) -> None:
+    """End this process soon after its parent, however that ended and whatever this waits for.
+
+    The parent says who it is: where it has ended already, another process has adopted this one.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:
