@@ -12,8 +12,7 @@ import torch
 
 from .. import embedder, evaluation, losses, training
 from ..config import Data, Profile, Run
-from ..data import load
-from ..data.paper import DATASETS
+from ..data import expected, load
 from ..training import run_folder
 from . import runs, store
 from .results import Results, collect
@@ -24,7 +23,8 @@ Ensemble = tuple[Run, ...]
 
 def specific(run: Run) -> Ensemble:
     """`run` on each of its datasets alone; those of "paper" need not be there yet."""
-    names = list(DATASETS) if run.data.benchmark == "paper" else load(run.data).datasets
+    known = expected(run.data)
+    names = load(run.data).datasets if known is None else list(dict.fromkeys(known["dataset"]))
     names = [name for name in names if name in (run.data.datasets or names)]
     return tuple(replace(run, data=replace(run.data, datasets=(name,))) for name in names)
 
