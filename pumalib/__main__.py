@@ -8,7 +8,7 @@ import yaml
 from filelock import Timeout
 
 from . import config, paths, training
-from .data import batches, download, prepared, read
+from .data import download, images, prepared, read
 from .study import notebooks, store
 from .study import runs as kept_runs
 from .training import parallel
@@ -150,10 +150,10 @@ def data(action, datasets, root, benchmark, mirror):
         return click.echo(download.status(root).to_string())
     if action == "download":
         return int(bool(download.download(datasets, root, mirror)))
-    found = read(benchmark, root, datasets, strict=False)
+    found = read(benchmark, root, datasets or None, strict=False)
     if action == "prepare":
         return click.echo(prepared.prepare(found))
-    bad = batches.unreadable(found).values()
+    bad = images.unreadable(found).values()
     click.echo("\n".join(map(str, bad)) or "every image can be decoded")
     return int(bool(bad))
 

@@ -4,7 +4,16 @@ from collections.abc import Sequence
 
 from .base import Loss
 from .pair import XBM, Contrastive, Hyp, Language, Margin, MultiSimilarity, NPair, SupCon, Triplet
-from .proxy import ArcFace, CosFace, CurricularFace, ProxyAnchor, ProxyGML, ProxyNCA, ProxyNCApp, SoftTriple
+from .proxy import (
+    ArcFace,
+    CosFace,
+    CurricularFace,
+    ProxyAnchor,
+    ProxyGML,
+    ProxyNCA,
+    ProxyNCApp,
+    SoftTriple,
+)
 
 _PAIR = {"contrastive": Contrastive, "triplet": Triplet, "npair": NPair, "margin": Margin, "ms": MultiSimilarity}
 _PROXY = {"proxynca": ProxyNCA, "proxynca++": ProxyNCApp, "proxyanchor": ProxyAnchor, "proxygml": ProxyGML}

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .base import Loss, direction_cosines, euclidean, log_one_plus_sum_exp, mean_of_nonzero, sqrt_or_zero, unit
+from .base import (
+    Loss,
+    direction_cosines,
+    euclidean,
+    log_one_plus_sum_exp,
+    mean_of_nonzero,
+    sqrt_or_zero,
+    unit,
+)
 from .texts import similarities
 
 MINERS = ("batchhard", "all", "random", "semihard")

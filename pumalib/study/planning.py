@@ -7,8 +7,7 @@ import pandas as pd
 
 from .. import training
 from ..config import Data, Profile, Run
-from ..data import load
-from ..data.paper import DATASETS
+from ..data import expected, load
 from ..training import run_folder
 from . import runs, store
 from .run_all import Ensemble, asked
@@ -20,7 +19,7 @@ def plan(
     """What `run_all` would train, and how long it would take; trains nothing.
 
     By run: `method`, `images` (x epochs), `kept` and `hours`, by the median speed of kept runs
-    alike, else NaN.  Images of "paper" need not be there.
+    alike, else NaN.  Images of a benchmark whose counts are known, as "paper", need not be there.
     """
     done = store.read(profile.name)
     speeds = _speeds(profile)
@@ -52,24 +51,23 @@ def _name_and_images(run: Run) -> tuple[str, int]:
         name = run_folder.run_name(run)
         images = len(load(run.data, run.seed).train)
     except (ValueError, OSError):  # data or weights are not on this machine yet
-        expected = _expected_images(run.data)
-        if expected is None:
+        known = _expected_images(run.data)
+        if known is None:
             raise
         name = run_folder.name(run, "unknown", "unknown")
-        images = expected
+        images = known
     if run.method.name == "pretrained":  # it trains nothing
         return name, 0
     return name, images * run.training.epochs
 
 
 def _expected_images(settings: Data) -> int | None:
-    """Training images by the counts of Table 1; None of a benchmark whose counts are not known."""
-    if settings.benchmark != "paper":
+    """Training images as they are known without files, as Table 1's are; else None."""
+    known = expected(settings)
+    if known is None:
         return None
-    total = 0
-    for dataset in settings.datasets or DATASETS:
-        images, classes = DATASETS[dataset].counts["train"]
-        if settings.shots:
-            images = min(images, settings.shots * classes)
-        total += images
-    return total
+    of_train = known[known["split"] == "train"]
+    images = of_train["images"]
+    if settings.shots:
+        images = images.clip(upper=settings.shots * of_train["classes"])
+    return int(images.sum())

@@ -16,8 +16,7 @@ import torch
 
 from .. import embedder, evaluation, losses, training
 from ..config import Data, Profile, Run
-from ..data import load
-from ..data.paper import DATASETS
+from ..data import expected, load
 from ..training import run_folder
 from . import runs, store
 from .results import Results, collect
@@ -49,7 +48,7 @@ class Wanted:
 
 
 def specific(run: Run) -> Ensemble:
-    """`run` on each of its datasets alone; those of "paper" need not be there yet."""
+    """`run` on each of its datasets alone; those of "paper" need not be there."""
     members = []
     for dataset in _datasets(run.data):
         members.append(replace(run, data=replace(run.data, datasets=(dataset,))))
@@ -58,16 +57,13 @@ def specific(run: Run) -> Ensemble:
 
 def _datasets(settings: Data) -> list[str]:
     """The datasets that are asked for, in the benchmark's order."""
-    known = _known_datasets(settings)
+    known = expected(settings)
+    if known is not None:
+        return list(dict.fromkeys(known["dataset"]))
+    names = load(settings).datasets
     if settings.datasets is None:
-        return known
-    return [name for name in known if name in settings.datasets]
-
-
-def _known_datasets(settings: Data) -> list[str]:
-    if settings.benchmark == "paper":
-        return list(DATASETS)
-    return load(settings).datasets
+        return names
+    return [name for name in names if name in settings.datasets]
 
 
 def run_all(

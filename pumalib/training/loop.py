@@ -25,6 +25,8 @@ from tqdm import tqdm
 from .. import data, evaluation, losses, models, paths
 from ..config import Run, Training
 from ..data import Benchmark, batches
+from ..data.images import View, unreadable
+from ..data.table import warn_of_duplicates
 from ..embedder import embed_rows
 from . import checkpoint, parallel, run_folder
 from .checkpoint import Reached
@@ -114,6 +116,7 @@ def build(run: Run, folder: Path) -> Parts:
         run_folder.make(folder)
         environment = machine(device, precision)
         environment["data"] = benchmark.digest
+        warn_of_duplicates(benchmark)
         environment["weights"] = models.backbones.state_digest(model.backbone.state_dict())
         write_text(folder / "run.json", run.to_json())
 
@@ -129,7 +132,7 @@ def _require_readable_test_images(benchmark: Benchmark) -> None:
     """Raise the ImageError of the first test image that cannot be decoded, where they are few."""
     if benchmark.pixels is not None or len(benchmark.test) >= MOST_DECODED_BEFORE:
         return
-    errors = batches.unreadable(replace(benchmark, images=benchmark.test))
+    errors = unreadable(replace(benchmark, images=benchmark.test))
     for error in errors.values():
         raise error
 
@@ -216,11 +219,11 @@ def _chosen_images(parts: Parts, epoch: int) -> list[np.ndarray]:
     recipe = parts.run.training
     seed = parts.run.seed
     if parts.loss.batches == "classes":
-        classes = max(2, recipe.batch_size // recipe.images_per_class)
+        classes, images = batches.class_sizes(recipe.batch_size, recipe.images_per_class)
         chosen = batches.class_batches(
             parts.labels.tolist(),
             classes,
-            recipe.images_per_class,
+            images,
             recipe.repeat_images,
             seed,
             epoch,
@@ -234,18 +237,19 @@ def _stream(fitting: _Fitting, chosen: list[np.ndarray]) -> Iterator[tuple[Tenso
     """The batches of an epoch that are still to be trained."""
     parts = fitting.parts
     normalisation = models.backbones.normalisation(parts.model.backbone)
-    return batches.batches(
-        parts.benchmark,
-        parts.benchmark.train,
-        chosen,
-        batches.View(parts.run.data, *normalisation, training=True),
-        parts.run.seed,
+    plan = batches.Plan(
+        benchmark=parts.benchmark,
+        rows=parts.benchmark.train,
+        positions=chosen,
+        view=View(parts.run.data, *normalisation, training=True),
+        seed=parts.run.seed,
         epoch=fitting.reached.epoch,
         first=fitting.reached.step,
         part=parallel.rank(),
         workers=parts.run.training.workers,
         device=parts.device,
     )
+    return batches.batches(plan)
 
 
 def _step(fitting: _Fitting, images: Tensor, rows: np.ndarray, steps: int) -> tuple[float, float]:
