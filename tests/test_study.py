@@ -301,30 +301,35 @@ def test_specific_models_search_their_own_dataset_and_others_all(results, member
     np.testing.assert_array_equal(found["specific"][1:], expected)
 
 
-def test_another_union_has_other_neighbours(results):
-    names = {"PUMA": results.names["PUMA"][0]}
-    alone = replace(PROFILE.data, datasets=("photos",))
+@pytest.fixture
+def drawn(monkeypatch):
+    """Embeddings by chance in place of those of models, of each run its own."""
+
+    def embeddings(name, profile, union, train=False):
+        images = data.load(union).test.reset_index(drop=True)
+        rng = np.random.default_rng(list(name.encode()))
+        return rng.standard_normal((len(images), 8), np.float32), images
+
+    monkeypatch.setattr(analysis, "embeddings", embeddings)
+    return embeddings
+
+
+def test_another_union_has_other_neighbours(results, drawn):
+    name = results.names["PUMA"][0]
     turned = replace(PROFILE.data, datasets=("aircraft", "photos"))
-    found = {}
-    for union in (PROFILE.data, alone, turned):
-        (found[union.datasets],) = analysis.nearest(names, "test", union, [3], k=5).values()
-    images = data.load(turned).test.reset_index(drop=True)
-    assert images["dataset"].iloc[3] == "aircraft"
-    for datasets, rows in found.items():
-        union = replace(PROFILE.data, datasets=datasets)
-        vectors, images = study.embeddings(names["PUMA"], "test", union)
-        expected = evaluation.neighbours(vectors, images, [3], 5, within_dataset=False)
-        np.testing.assert_array_equal(rows, expected)
+    alone = replace(PROFILE.data, datasets=("photos",))
+    for union in (PROFILE.data, turned, alone):
+        found = analysis.nearest({"PUMA": name}, "test", union, [3], k=5)["PUMA"]
+        expected = evaluation.neighbours(*drawn(name, "test", union), [3], 5, within_dataset=False)
+        np.testing.assert_array_equal(found, expected)
 
 
-def test_the_same_models_otherwise_titled_have_other_neighbours(results, members):
-    images = data.load(PROFILE.data).test.reset_index(drop=True)
-    query = int(np.flatnonzero(images["dataset"] == "photos")[3])
+def test_models_that_exchange_their_datasets_have_other_neighbours(results, members, drawn):
     one, other = members.values()
-    specific = {"model": {"photos": one, "aircraft": other}}
-    exchanged = {"model": {"aircraft": one, "photos": other}}
-    found = analysis.nearest(specific, "test", PROFILE.data, [query])["model"]
-    again = analysis.nearest(exchanged, "test", PROFILE.data, [query])["model"]
-    for run, rows in ((one, found), (other, again)):
-        vectors, _ = study.embeddings(run, "test", PROFILE.data)
-        np.testing.assert_array_equal(rows, evaluation.neighbours(vectors, images, [query], 7))
+    given = {"photos": one, "aircraft": other}
+    exchanged = {"aircraft": one, "photos": other}
+    for models_of in (given, exchanged):
+        found = analysis.nearest({"model": models_of}, "test", PROFILE.data, [3])["model"]
+        vectors, images = drawn(models_of["photos"], "test", PROFILE.data)
+        assert images["dataset"].iloc[3] == "photos"
+        np.testing.assert_array_equal(found, evaluation.neighbours(vectors, images, [3], 7))
