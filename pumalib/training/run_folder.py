@@ -24,7 +24,8 @@ def run_name(run: Run) -> str:
 
 def name(run: Run, data_digest: str, weights_digest: str) -> str:
     """The name of a run on data and weights with these digests."""
-    identity = run.identity(data_digest, weights_digest)
+    defaults = losses.unsaid(run.loss, run.loss_settings)
+    identity = run.identity(data_digest, weights_digest, more=defaults)
     return f"{run.method.name}-{run.loss}-{identity}"
 
 
