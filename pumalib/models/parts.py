@@ -61,7 +61,7 @@ class Part(nn.Module):
         """What to add to a branch of `BRANCHES`, (B, N, D) or (D,), or None for nothing.
 
         `h` (B, N, D) is the normalised input of the branch, and `out` (B, N, D) what it gives.
-        Behind the last MLP, N may be the class token alone.
+        At the last MLP, N may be the class token alone.
         """
 
     def draw_gates(self, images: int, generator: torch.Generator | None) -> Tensor | None:
