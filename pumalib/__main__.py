@@ -8,7 +8,7 @@ import yaml
 from filelock import Timeout
 
 from . import config, paths, training
-from .data import batches, download, prepared, read
+from .data import download, images, prepared, read
 from .study import notebooks, store
 from .study import runs as kept_runs
 from .training import parallel
@@ -53,7 +53,11 @@ def run(names, profile, values, seeds, jobs, dask, plan, only_kept):
     more = {"seeds": seeds and list(range(seeds)), "jobs": jobs, "dask": dask, "train": False if only_kept else None}
     values |= {name: value for name, value in more.items() if value is not None}
     wanted = notebooks.parameters(notebooks.find(names), profile, values)
-    return click.echo(notebooks.plan(wanted)) if plan else notebooks.run(wanted, config.profile(profile).name)
+    if not plan:
+        return notebooks.run(wanted, config.profile(profile).name)
+    text, complete = notebooks.plan(wanted)
+    click.echo(text)
+    return int(not complete)
 
 
 @cli.command()
@@ -146,10 +150,10 @@ def data(action, datasets, root, benchmark, mirror):
         return click.echo(download.status(root).to_string())
     if action == "download":
         return int(bool(download.download(datasets, root, mirror)))
-    found = read(benchmark, root, datasets, strict=False)
+    found = read(benchmark, root, datasets or None, strict=False)
     if action == "prepare":
         return click.echo(prepared.prepare(found))
-    bad = batches.unreadable(found).values()
+    bad = images.unreadable(found).values()
     click.echo("\n".join(map(str, bad)) or "every image can be decoded")
     return int(bool(bad))
 

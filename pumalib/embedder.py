@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from .config import Data, Run
 from .data import Benchmark, batches
+from .data.images import View, decode, normalise, pixels
 from .models import EmbeddingModel, backbones, load_model
 
 # Images that pass the network at a time where a benchmark is embedded.
@@ -76,16 +77,16 @@ def embed_rows(
     """Embed rows of a benchmark, by the test view of `settings`: (n, dim) float32.
 
     `workers` processes decode the images; 0: this one.  With `prompt_weights` it returns the
-    embeddings and the weights (n, M) of a pool's prompts, or None.  Raises `batches.ImageError`.
+    embeddings and the weights (n, M) of a pool's prompts, or None.  Raises ImageError.
     """
     model.eval()
-    view = batches.View(settings, *backbones.normalisation(model.backbone))
+    view = View(settings, *backbones.normalisation(model.backbone))
     parts = np.split(np.arange(len(rows)), range(_ROWS, len(rows), _ROWS))
-    shown = batches.batches(benchmark, rows, parts, view, workers=workers, device=device)
+    plan = batches.Plan(benchmark, rows, parts, view, workers=workers, device=device)
     embeddings = []
     weights = []
     with torch.inference_mode():
-        for images, _ in shown:
+        for images, _ in batches.batches(plan):
             embedded, chosen = model(images, prompt_weights=True)
             embeddings.append(embedded)
             if chosen is not None:
@@ -111,7 +112,7 @@ class Embedder:
     def __init__(self, model: EmbeddingModel, run: Run):
         self.model = model
         self.run = run
-        self.view = batches.View(run.data, *backbones.normalisation(model.backbone))
+        self.view = View(run.data, *backbones.normalisation(model.backbone))
 
     def embed(
         self,
@@ -147,7 +148,7 @@ class Embedder:
             while batch := list(islice(inputs, batch_size)):
                 network_input = torch.stack(batch).to(device)
                 if not prepared:
-                    network_input = batches.normalise(network_input, self.view)
+                    network_input = normalise(network_input, self.view)
                 embeddings.append(self.model(network_input).float().cpu().numpy())
         return np.concatenate(embeddings)
 
@@ -159,9 +160,9 @@ class Embedder:
             decoded = _decoded(image, position, self.view.upright)
             if as_it_is and decoded.size == (size, size):
                 # An array of this size is not resized.
-                yield batches.pixels(np.asarray(decoded), self.view)
+                yield pixels(np.asarray(decoded), self.view)
             else:
-                yield batches.pixels(decoded, self.view)
+                yield pixels(decoded, self.view)
 
     def _prepared(self, images: Iterable) -> Iterator[Tensor]:
         """The images, which are the network's input; ValueError where one is not."""
@@ -187,7 +188,7 @@ def _decoded(image: Any, position: int, upright: bool) -> Image.Image:
     if isinstance(image, os.PathLike):
         image = Path(image)
     if isinstance(image, (str, Path, Image.Image)):
-        return batches.decode(image, upright)
+        return decode(image, upright)
     if not _is_rgb_array(image):
         expected = "a file path, a PIL image or an array uint8 (H, W, 3) of RGB in 0..255"
         if isinstance(image, Tensor):

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from pumalib import config, data, embedder, models, paths
-from pumalib.data import batches
+from pumalib.data import images
 from pumalib.models import backbones
 
 MINI = config.Data(image_size=48)
@@ -165,8 +165,8 @@ def test_one_image_many_images_and_a_mixture(embed, photo, tmp_path):
     assert expected.shape == (1, 16)
     assert expected.dtype == np.float32
     twice_mirrored = array[:, ::-1][:, ::-1]
-    for images in (file, str(file), photo, array, array[None], (p for p in [file]), twice_mirrored):
-        np.testing.assert_allclose(embed(images), expected, atol=1e-6)
+    for given in (file, str(file), photo, array, array[None], (p for p in [file]), twice_mirrored):
+        np.testing.assert_allclose(embed(given), expected, atol=1e-6)
     mixture = [file, photo, array, str(file), photo.convert("RGBA")]
     np.testing.assert_allclose(embed(mixture, batch_size=2), np.repeat(expected, 5, 0), atol=1e-6)
     assert embed([]).shape == embed(iter(())).shape == (0, 16)
@@ -188,12 +188,12 @@ def test_what_is_shown_is_what_the_run_was_tested_on(folder, photo_model, photo,
     """Photographs are resized and cropped whatever their size; pictures of `mini` are not."""
     small = np.asarray(photo.resize((48, 48)))
     model = photo_model.model
-    resized = batches.pixels(Image.fromarray(small), photo_model.view)
+    resized = images.pixels(Image.fromarray(small), photo_model.view)
     for loaded, shown in (
         (photo_model, resized),
         (embedder.load(folder), torch.tensor(small).permute(2, 0, 1)),
     ):
-        network_input = batches.normalise(shown[None], loaded.view)
+        network_input = images.normalise(shown[None], loaded.view)
         expected = model(network_input).detach().numpy()
         np.testing.assert_allclose(loaded.embed(small), expected, atol=1e-6)
         prepared = loaded.embed(network_input, prepared=True)
