@@ -311,8 +311,9 @@ class TrainingStep:
         trained = [p for p in parameters if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=1e-4, weight_decay=1e-4)
         if setting.device.type == "cpu" and setting.dtype == torch.bfloat16:
-            # As training does.
-            for module in self.model.modules():
+            # As training does; timm's Attention alone reads it.
+            modules: Iterator[Any] = self.model.modules()
+            for module in modules:
                 module.fused_attn = False
 
     def run(self) -> None:
