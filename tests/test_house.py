@@ -4,7 +4,7 @@ import ast
 
 from pumalib import paths
 
-ROOMS = ["paths", "config", "data", "models", "losses", "evaluation", "embedder", "training", "study", "figures", "__main__"]
+ROOMS = ["paths", "config", "data", "models", "losses", "evaluation", "embedder", "index", "training", "study", "figures", "__main__"]
 PACKAGE = paths.ROOT / "pumalib"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
