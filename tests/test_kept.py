@@ -29,7 +29,7 @@ def made(run, seed, rate):
     (folder / kept.MODEL).touch()
     (folder / "run.json").write_text(run.to_json())
     classes = {name: np.arange(len(v)) // 4 for name, v in full.items()}
-    scores = evaluation.retrieval.Scores(tuple(metrics), full, classes, dict.fromkeys(full, 0))
+    scores = evaluation.Scores(tuple(metrics), full, classes, dict.fromkeys(full, 0))
     table = scores.table().reset_index(names="dataset").to_dict("records")
     record = {"run": json.loads(run.to_json()), "environment": {"device": "cpu"}, "log": [], "images_per_second": 4.0}
     record |= {"parameters": {"trainable": 1, "total": 2}, "seconds": 1 / 3, "table": table, **scores.packed()}

@@ -92,9 +92,9 @@ def study_of(tmp_path, monkeypatch):
                     hits = {key: (rng.random((n, 5)) < rate + ease[key]).ravel() for key, n in DRAWN.items()}
                     hits["unified"] = np.concatenate(list(hits.values()))
                     table = [{"dataset": key, "queries": len(hit)} for key, hit in hits.items()]
-                    first = {key: evaluation.retrieval.pack(np.arange(len(hit)) % 5 == 0) for key, hit in hits.items()}
-                    packed = {key: evaluation.retrieval.pack(hit) for key, hit in hits.items()}
-                    kept.add({"name": name, "run": {}, "hits": packed, "classes": first, "table": table}, "test")
+                    first = {key: evaluation.pack(np.arange(len(hit)) % 5 == 0) for key, hit in hits.items()}
+                    packed = {key: evaluation.pack(hit) for key, hit in hits.items()}
+                    kept.add({"name": name, "run": {"seed": int(name[-1])}, "hits": packed, "classes": first, "table": table}, "test")
                 lines.append({"row": row, "runs": " ".join(names)})
             pd.DataFrame(lines).to_csv(tmp_path / "test" / f"{file}.csv", index=False)
         return paper.scorecard(profile)

@@ -136,14 +136,60 @@ def hits(name: str, profile: str | Path, part: str = "hits") -> dict[str, np.nda
 
 
 def difference(ours: list[str], theirs: list[str], profile, large=(), other=None) -> pd.DataFrame:
-    """`evaluation.paired_difference` of a row and another (of the profile `other`, if it is another), each the names of its
-    runs by seed; NotTestable: other queries."""
-    sides = [[hits(name, home) for name in names] for names, home in ((ours, profile), (theirs, other or profile))]
-    mine, others = ({key: len(hit) for key, hit in side[0].items()} for side in sides)
-    if mine != others:
-        raise NotTestable(f"{ours[0]} and {theirs[0]} were tested on other queries: `runs list` shows their data")
-    begins = hits(ours[0], profile, "classes")  # of each query, whether it is the first of its class
-    return evaluation.paired_difference(*sides, {key: first.cumsum() for key, first in begins.items()}, large)
+    """R@1 of a row minus another's, seed by seed, by `evaluation.paired_difference`.
+
+    Each row is the names of its runs, of `profile`, the second of the profile `other` if that is
+    given.  Runs are paired by their seed, those whose seed both rows have; of two rows of one run
+    each, these two.
+
+    Raises NotTestable: the rows were tested on other queries, or have no seed in common.
+    """
+    home = other or profile
+    if len(ours) == 1 and len(theirs) == 1:
+        mine = {0: hits(ours[0], profile)}
+        others = {0: hits(theirs[0], home)}
+    else:
+        mine = _hits_by_seed(ours, profile)
+        others = _hits_by_seed(theirs, home)
+    if _query_counts(mine) != _query_counts(others):
+        raise NotTestable(
+            f"{ours[0]} and {theirs[0]} were tested on other queries: `runs list` shows their data"
+        )
+    common = [seed for seed in mine if seed in others]
+    if not common:
+        raise NotTestable(
+            f"{ours[0]} and {theirs[0]} have no seed in common: {sorted(mine)} and {sorted(others)}"
+        )
+    mine = {seed: mine[seed] for seed in common}
+    others = {seed: others[seed] for seed in common}
+    # Of each query, whether it is the first of its class.
+    begins = hits(ours[0], profile, "classes")
+    classes = {name: first.cumsum() for name, first in begins.items()}
+    return evaluation.paired_difference(mine, others, classes, large)
+
+
+def _hits_by_seed(names: list[str], profile: str | Path) -> dict[int, dict[str, np.ndarray]]:
+    found: dict[int, dict[str, np.ndarray]] = {}
+    for name in names:
+        seed = _seed(name, profile)
+        if seed in found:
+            raise NotTestable(f"{name} is the second run of its row with seed {seed}")
+        found[seed] = hits(name, profile)
+    return found
+
+
+def _seed(name: str, profile: str | Path) -> int:
+    """The seed of a kept run; of an ensemble that of its first member, as of the others."""
+    settings = record(name, profile)
+    if "members" in settings:
+        settings = record(settings["members"][0], profile)
+    return settings["run"]["seed"]
+
+
+def _query_counts(found: dict[int, dict[str, np.ndarray]]) -> dict[str, int]:
+    """Of the first run: those of a row have the same queries."""
+    first = next(iter(found.values()))
+    return {name: len(hit) for name, hit in first.items()}
 
 
 def runs(profile: str | None = None) -> pd.DataFrame:

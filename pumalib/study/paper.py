@@ -187,7 +187,7 @@ def _comparisons(one: dict, tables: Mapping, gains: Callable) -> list[pd.DataFra
             why = error
             continue
         columns = one.get("columns", OVERALL)
-        columns = [name for name in gain.index if name not in evaluation.OVERALL] if columns == "each" else columns
+        columns = [name for name in gain.index if name not in evaluation.NOT_DATASETS] if columns == "each" else columns
         if lost := [name for name in columns if name not in gain.index or np.isnan(gain.at[name, "above"])]:
             raise NotTestable(f"{row} over {other}: no {lost[0]}, or one seed")
         found.append(gain.loc[list(columns)].assign(pair=f"{row} over {other}"))
