@@ -112,15 +112,8 @@ def scores(
     classes = images.groupby(["dataset", "label"], sort=False).ngroup().to_numpy()
     labels = Labels(dataset, classes, relevant_count(classes, split))
 
-    counted = queries[labels.relevant[queries] > 0]
-    # Datasets, and in them classes, in the order in which they first come, then the table's.
-    counted = counted[np.lexsort((classes[counted], dataset[counted]))]
-    alone = np.setdiff1d(np.arange(len(names)), dataset[counted])
-    if len(alone):
-        name = min(names[alone])
-        raise ValueError(
-            f"dataset {name!r}: no query has another image of its class in the gallery"
-        )
+    counted = _that_count(queries, labels)
+    _require_all(names, dataset[counted])
 
     unified, own = _accuracies(space, labels, counted, gallery, ks)
     values = {}
@@ -128,7 +121,7 @@ def scores(
     excluded = {}
     for code, name in enumerate(names):
         mine = dataset[counted] == code
-        # Where too few of the nearest of all datasets are of its own.
+        # Too few of the nearest of all datasets were of its own.
         missing = np.flatnonzero(mine & np.isnan(own[:, 0]))
         own_gallery = gallery[dataset[gallery] == code]
         own[missing] = _accuracies(space, labels, counted[missing], own_gallery, ks)[1]
@@ -142,6 +135,15 @@ def scores(
     return Scores(metrics, values, numbers, excluded)
 
 
+@dataclass(frozen=True)
+class Labels:
+    """What is known of each row of the test table, (n,) each."""
+
+    dataset: np.ndarray  # a number
+    classes: np.ndarray  # a number, unlike for classes of different datasets
+    relevant: np.ndarray  # R, as a query
+
+
 def relevant_count(classes: np.ndarray, split: np.ndarray) -> np.ndarray:
     """R of each row as a query: the gallery's images of its class without the query itself.
 
@@ -153,13 +155,24 @@ def relevant_count(classes: np.ndarray, split: np.ndarray) -> np.ndarray:
     return of_class[classes] - itself
 
 
-@dataclass(frozen=True)
-class Labels:
-    """What is known of each row of the test table, (n,) each."""
+def _that_count(queries: np.ndarray, labels: Labels) -> np.ndarray:
+    """Queries with a relevant image: datasets, and in them classes, in the order they first come.
 
-    dataset: np.ndarray  # a number
-    classes: np.ndarray  # a number, unlike for classes of different datasets
-    relevant: np.ndarray  # R, as a query
+    The queries of a class are in the order of the table.
+    """
+    counted = queries[labels.relevant[queries] > 0]
+    order = np.lexsort((labels.classes[counted], labels.dataset[counted]))
+    return counted[order]
+
+
+def _require_all(names: pd.Index, counted: np.ndarray) -> None:
+    """A ValueError where a dataset, a number of `names`, has no query that counts."""
+    alone = np.setdiff1d(np.arange(len(names)), counted)
+    if len(alone):
+        name = min(names[alone])
+        raise ValueError(
+            f"dataset {name!r}: no query has another image of its class in the gallery"
+        )
 
 
 @dataclass(frozen=True)
