@@ -1,20 +1,26 @@
-"""Retrieval metrics against hand-computed values, a plain loop, faiss and pytorch-metric-learning."""
+"""Retrieval metrics against values by hand, a plain loop and pytorch-metric-learning."""
 
+import faiss
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from pumalib.evaluation import KS, neighbours, retrieval, scores
+from pumalib.evaluation import KS, metrics, neighbours, scores, search
 
 
-def evaluate(embeddings, images, ks=(1, 2, 4, 8), bootstrap=0, **search):
-    return scores(embeddings, images, ks, **search).table(bootstrap)
+def evaluate(embeddings, images, ks=(1, 2, 4, 8), bootstrap=0, **options):
+    return scores(embeddings, images, ks, **options).table(bootstrap)
 
 
 def table(labels, dataset="a", split="test") -> pd.DataFrame:
     n = len(labels)
-    columns = {"label": labels, "dataset": dataset, "split": split, "path": [f"{i}.jpg" for i in range(n)]}
+    columns = {
+        "label": labels,
+        "dataset": dataset,
+        "split": split,
+        "path": [f"{i}.jpg" for i in range(n)],
+    }
     return pd.DataFrame(columns, index=np.arange(n) + 100)  # positions count, not the index
 
 
@@ -33,7 +39,7 @@ def random_case(seed=0, n=300, classes=20, dim=6, datasets=("a", "b", "c")):
 
 def city_block(a, b):
     """A distance as a function; negative, as that of a similarity may be."""
-    assert len(a) * len(b) <= max(retrieval.BLOCK, len(b))
+    assert len(a) * len(b) <= max(search.BLOCK, len(b))
     return -torch.cdist(a, b, p=1)
 
 
@@ -47,21 +53,28 @@ def nearness(embeddings, distance):
 
 
 def plain_loop(embeddings, images, ks, distance="cosine"):
-    """Every definition spelt out, query by query: values per dataset and unified, as `Scores.values`."""
+    """Every definition spelt out, query by query: as `Scores.values`."""
     near, rows = nearness(embeddings, distance), images.reset_index(drop=True)
     key = list(zip(rows.dataset, rows.label))
     found, names = {}, list(dict.fromkeys(rows.dataset))
-    order = sorted(range(len(rows)), key=lambda q: (names.index(rows.dataset[q]), key.index(key[q])))  # class by class
+    order = sorted(
+        range(len(rows)), key=lambda q: (names.index(rows.dataset[q]), key.index(key[q]))
+    )  # class by class
     for name in [*names, "unified"]:
         mine = np.ones(len(rows), bool) if name == "unified" else (rows.dataset == name).to_numpy()
         lines = []
         for q in (q for q in order if mine[q] and rows.split[q] != "gallery"):
             gallery = [g for g in np.flatnonzero(mine & (rows.split != "query")) if g != q]
-            hits = [key[g] == key[q] for g in sorted(gallery, key=lambda g: -near[q, g])]  # sorted() is stable
+            hits = [
+                key[g] == key[q] for g in sorted(gallery, key=lambda g: -near[q, g])
+            ]  # sorted() is stable
             size = sum(hits)
             if size:
                 precision = [sum(hits[: i + 1]) / (i + 1) * hits[i] for i in range(size)]
-                lines.append([float(any(hits[:k])) for k in ks] + [sum(hits[:size]) / size, sum(precision) / size])
+                lines.append(
+                    [float(any(hits[:k])) for k in ks]
+                    + [sum(hits[:size]) / size, sum(precision) / size]
+                )
         found[name] = np.array(lines)
     return found
 
@@ -76,29 +89,90 @@ def test_hand_computed_values():
     # The only positive is the third of three: recall grows with k, and k may exceed the gallery.
     last = found((0, 1, 2, 3), table([0, 1, 1, 0], split=["query"] + ["gallery"] * 3))
     assert last[["R@1", "R@2", "R@4", "R@8"]].tolist() == [0, 0, 1, 1]
-    # Itself removed, the query of class 0 has no other; those of class 1 have each other, and image 1 is nearest to 0.
+    # Itself removed, the query of class 0 has no other; those of class 1 have each other, and image
+    # 1 is nearest to 0.
     two = found((0, 10, 20), table([0, 1, 1]))
-    assert two[["R@1", "R@8", "RP", "MAP@R", "queries", "excluded"]].tolist() == [0.5, 1, 0.5, 0.5, 2, 1]
-    # Labels collide between datasets: the nearest image has the same label, but is of the other dataset.
+    assert two[["R@1", "R@8", "RP", "MAP@R", "queries", "excluded"]].tolist() == [
+        0.5,
+        1,
+        0.5,
+        0.5,
+        2,
+        1,
+    ]
+    # Labels collide between datasets: the nearest image has the same label in the other dataset.
     collide = table([0, 0, 0, 0], dataset=["a", "b", "a", "b"])
     assert found((0, 1, 30, 31), collide, ["a", "b"])["R@1"].tolist() == [1, 1]
     assert found((0, 1, 30, 31), collide, "unified")[["R@1", "R@2", "RP"]].tolist() == [0, 0.5, 0]
 
 
+def test_relevant_images_are_those_of_the_class_in_the_gallery_without_the_query():
+    classes = np.array([0, 0, 0, 1, 1, 2])
+    test = np.full(6, "test")
+    assert metrics.relevant_count(classes, test).tolist() == [2, 2, 2, 1, 1, 0]
+    # A query that stands in the gallery too is not its own match; one that does not has them all.
+    mixed = np.array(["query", "test", "gallery", "query", "query", "gallery"])
+    assert metrics.relevant_count(classes, mixed)[[0, 1, 3, 4]].tolist() == [2, 1, 0, 0]
+
+
+RANKED = metrics.Ranked(
+    # Of the first query all count; of the second the first and the third are of another dataset.
+    rank=np.array([[1, 2, 3, 4], [0, 1, 1, 2]]),
+    hit=np.array([[True, False, True, True], [False, False, False, True]]),
+    relevant=np.array([3, 2]),
+)
+
+
+def test_metrics_of_ranked_hits():
+    assert metrics.first_hit(RANKED).tolist() == [1, 2]
+    assert metrics.r_precision(RANKED).tolist() == [2 / 3, 1 / 2]
+    assert metrics.map_at_r(RANKED).tolist() == [(1 + 2 / 3) / 3, (1 / 2) / 2]
+
+
+def test_neighbours_tell_a_metric_only_where_there_are_enough():
+    # A hit tells R@k for all k; without one, all k must have been seen; RP needs R of them.
+    rank = np.array([[1, 2], [1, 2], [1, 1]])
+    hit = np.array([[True, False], [False, False], [True, False]])
+    ranked = metrics.Ranked(rank, hit, np.array([2, 2, 2]))
+    assert ranked.tells(8).tolist() == [True, False, False]
+    assert ranked.tells(2).tolist() == [True, True, False]
+
+
+def test_keys_order_by_similarity_then_by_the_table():
+    similarity = np.array([5, 5, -3, 2**30, search.ITSELF])
+    rows = np.array([9, 2, 0, 2**32 - 1, 7])
+    keys = np.sort(search._key(similarity, rows))[::-1]
+    assert search._row(keys).tolist() == [2**32 - 1, 2, 9, 0, 7]
+    assert search._similarity(keys).tolist() == [2**30, 5, 5, -3, search.ITSELF]
+
+
+def test_the_order_of_distances_is_that_of_their_floats():
+    distances = torch.tensor([3.0, -0.0, 1e-30, 0.0, -2.0, -1e30, 1e30, -1e-45])
+    found = search._reversed_order(distances.double())
+    assert found[1] == found[3]
+    assert found.argsort(descending=True, stable=True).tolist() == [5, 4, 7, 1, 3, 2, 0, 6]
+
+
 def test_duplicate_of_the_query_stays_in_the_gallery():
-    """Rows 0 and 1 are the same picture: whichever is the query, the other is its nearest neighbour."""
+    """Rows 0 and 1 are the same picture: whichever is the query, the other is its nearest."""
     images = table([0, 0, 1, 1])
     same = np.array([[1, 0], [1, 0], [1, 0.1], [0, 1]], dtype=np.float32)
     assert neighbours(same, images, [0, 1], k=3).tolist() == [[1, 2, 3], [0, 2, 3]]
-    relabelled = table([0, 1, 0, 1])  # dropping the first column would drop row 0 instead of the query, row 1
+    relabelled = table(
+        [0, 1, 0, 1]
+    )  # dropping the first column would drop row 0 instead of the query, row 1
     assert neighbours(same, relabelled, [1], k=1).tolist() == [[0]]
-    assert evaluate(same, images).loc["a", "R@1"] == 0.5 + 0.25  # row 2 finds row 0, row 3 finds row 2
+    assert (
+        evaluate(same, images).loc["a", "R@1"] == 0.5 + 0.25
+    )  # row 2 finds row 0, row 3 finds row 2
 
 
 KINDS = {  # what float32 tells apart well, badly, and not at all
     "clustered": lambda x, rng: x,
     "duplicates": lambda x, rng: x[rng.integers(len(x) // 7, size=len(x))],
-    "near ties": lambda x, rng: x[rng.integers(9, size=len(x))].astype(float) + 1e-8 * rng.normal(size=x.shape),
+    "near ties": lambda x, rng: (
+        x[rng.integers(9, size=len(x))].astype(float) + 1e-8 * rng.normal(size=x.shape)
+    ),
     "far from zero": lambda x, rng: 1e-3 * x.astype(float) + 100,
     "collapsed": lambda x, rng: np.zeros_like(x),
 }
@@ -108,16 +182,23 @@ KINDS = {  # what float32 tells apart well, badly, and not at all
 @pytest.mark.parametrize("split", ["test", "inshop"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_against_the_plain_loop(kind, split, distance, monkeypatch):
-    monkeypatch.setattr(retrieval, "QUERIES", 64)
+    monkeypatch.setattr(search, "QUERIES", 64)
+    monkeypatch.setattr(search, "PART", 96)
+    monkeypatch.setattr(search, "LEAST", 16)
+    monkeypatch.setattr(search, "PAIRS", 10)
     embeddings, images = random_case(classes=6)
-    embeddings = KINDS[kind](embeddings, rng := np.random.default_rng(1))
-    images.loc[images.label == 5, "label"] = np.arange((images.label == 5).sum()) + 5  # classes of very few, too
+    rng = np.random.default_rng(1)
+    embeddings = KINDS[kind](embeddings, rng)
+    images.loc[images.label == 5, "label"] = (
+        np.arange((images.label == 5).sum()) + 5
+    )  # classes of very few, too
     if split == "inshop":
         images["split"] = rng.choice(["query", "gallery", "test"], size=len(images))
     expected = plain_loop(embeddings, images, KS, distance)
     for spare, shallow, block in ((8, 8, 2**24), (0, 1, 10_000), (200, 100, 1)):
-        for name, value in {"SPARE": spare, "SHALLOW": shallow, "BLOCK": block}.items():
-            monkeypatch.setattr(retrieval, name, value)
+        monkeypatch.setattr(search, "SPARE", spare)
+        monkeypatch.setattr(metrics, "SHALLOW", shallow)
+        monkeypatch.setattr(search, "BLOCK", block)
         found = scores(embeddings, images, KS, distance=distance)
         assert list(found.values) == list(expected)
         for name, values in expected.items():
@@ -126,19 +207,47 @@ def test_against_the_plain_loop(kind, split, distance, monkeypatch):
 
 
 def test_only_what_float32_cannot_tell_is_searched_in_float64(monkeypatch):
-    asked, original = [], retrieval._keys
+    whole = []
+    again = []
+    by_float64 = search._by_float64
+    cosines = search._cosines
 
-    def counted(embeddings, distance, rows, gallery):
-        asked.extend([len(rows)] * (gallery.ndim == 1))  # against the whole gallery
-        return original(embeddings, distance, rows, gallery)
+    def searched(space, queries, gallery, count):
+        whole.append(len(queries))
+        return by_float64(space, queries, gallery, count)
 
-    monkeypatch.setattr(retrieval, "_keys", counted)
+    def scored(vectors, queries, rows):
+        again.append(len(rows))
+        return cosines(vectors, queries, rows)
+
+    monkeypatch.setattr(search, "_by_float64", searched)
+    monkeypatch.setattr(search, "_cosines", scored)
     embeddings, images = random_case(n=1000, dim=32, datasets=("a",), classes=100)
     scores(embeddings, images)
-    assert sum(asked) == 0
-    embeddings[:40] = embeddings[0]  # more copies than there are spare neighbours
+    found = 1000 * (8 + 1 + search.SPARE)
+    assert sum(whole) == 0
+    assert sum(again) < 0.05 * found
+    # More copies than there are spare neighbours.
+    embeddings[:40] = embeddings[0]
     scores(embeddings, images)
-    assert 40 <= sum(asked) <= 200
+    assert 40 <= sum(whole) <= 200
+
+
+def test_the_bound_on_float32_holds():
+    rng = np.random.default_rng(0)
+    for dim in (2, 128, 1000):
+        vectors = rng.normal(size=(400, dim)) + rng.normal(size=dim)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        rounded = vectors.astype(np.float32)
+        error = np.abs(rounded @ rounded.T - vectors @ vectors.T).max()
+        assert 0 < error <= search._error(dim)
+
+
+def test_search_leaves_the_number_of_threads_as_it_was():
+    before = (faiss.omp_get_max_threads(), torch.get_num_threads())
+    embeddings, images = random_case()
+    scores(embeddings, images)
+    assert (faiss.omp_get_max_threads(), torch.get_num_threads()) == before
 
 
 @pytest.mark.parametrize("split", ["test", "inshop"])
@@ -149,7 +258,10 @@ def test_against_pytorch_metric_learning(split):
 
     names = {"precision_at_1": "R@1", "r_precision": "RP", "mean_average_precision_at_r": "MAP@R"}
     calculator = accuracy_calculator.AccuracyCalculator(
-        include=tuple(names), k="max_bin_count", device=torch.device("cpu"), knn_func=CustomKNN(CosineSimilarity())
+        include=tuple(names),
+        k="max_bin_count",
+        device=torch.device("cpu"),
+        knn_func=CustomKNN(CosineSimilarity()),
     )
     embeddings, images = random_case(seed=7, datasets=("a",))
     points, labels = torch.tensor(embeddings), torch.tensor(images["label"].to_numpy())
@@ -164,18 +276,26 @@ def test_against_pytorch_metric_learning(split):
 
 
 def test_bootstrap_of_a_tiny_case():
-    """Four queries of four classes, three right: a resample's mean is binomial(4, 3/4) / 4, which is 0 with probability 0.4 %,
-    at most 1/4 with 5.1 %, and 1 with 31.6 %: the 2.5 % point is 1/4 and the 97.5 % point 1."""
+    """Four queries of four classes, three right: a resample's mean is binomial(4, 3/4) / 4.
+
+    It is 0 with probability 0.4 %, at most 1/4 with 5.1 %, and 1 with 31.6 %: the 2.5 % point is
+    1/4 and the 97.5 % point 1.
+    """
     images = table([0, 1, 2, 3, 0, 1, 2, 3], split=["query"] * 4 + ["gallery"] * 4)
     result = evaluate(angles(0, 45, 0, 70, 0, 45, 90, 70), images, ks=(1,), bootstrap=4000)
     assert result.loc["a", ["R@1_low", "R@1", "R@1_high"]].tolist() == [0.25, 0.75, 1.0]
 
 
 def test_neighbours_within_and_across_datasets():
-    images = table([0, 0, 0, 1], dataset=["a", "b", "a", "b"], split=["query", "test", "gallery", "test"])
+    images = table(
+        [0, 0, 0, 1], dataset=["a", "b", "a", "b"], split=["query", "test", "gallery", "test"]
+    )
     embeddings = angles(0, 1, 2, 3)
     assert neighbours(embeddings, images, [0], k=1).tolist() == [[2]]
-    assert neighbours(embeddings, images, [1, 0], k=2, within_dataset=False).tolist() == [[2, 3], [1, 2]]
+    assert neighbours(embeddings, images, [1, 0], k=2, within_dataset=False).tolist() == [
+        [2, 3],
+        [1, 2],
+    ]
     with pytest.raises(ValueError, match="dataset 'a' has 1 gallery images, too few for k=2"):
         neighbours(embeddings, images, [0], k=2)
 
@@ -186,12 +306,20 @@ def test_bad_input():
     broken[7, 2] = np.nan
     for change, options, message in (
         ({}, {"embeddings": embeddings[:39]}, r"shape \(39, 6\) for a table of 40 images"),
-        ({}, {"embeddings": broken}, f"1 embeddings are not finite, first that of row 7: .*{images.path.iloc[7]}"),
+        (
+            {},
+            {"embeddings": broken},
+            f"1 embeddings are not finite, first that of row 7: .*{images.path.iloc[7]}",
+        ),
         ({"split": "train"}, {}, "unknown split 'train'; known: test, query, gallery"),
         ({"split": "query"}, {}, "dataset 'a': no query has another image of its class"),
         ({"label": np.arange(40)}, {}, "dataset 'a': no query has another image of its class"),
         ({}, {"distance": "l1"}, "unknown distance 'l1'; known: cosine, a function"),
-        ({}, {"distance": lambda a, b: torch.cdist(a, b) * torch.nan}, "must return .* finite numbers"),
+        (
+            {},
+            {"distance": lambda a, b: torch.cdist(a, b) * torch.nan},
+            "must return .* finite numbers",
+        ),
         ({}, {"ks": (0, 1)}, "ks must be positive"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -1,6 +1,27 @@
-"""How well a metric space retrieves: accuracies with intervals, nearest neighbours, and differences in pairs."""
+"""How well a metric space retrieves: accuracies, nearest neighbours, and differences in pairs."""
 
-from .retrieval import Scores, neighbours, pack, scores, unpack
-from .statistics import KS, NOT_DATASETS, OVERALL, harmonic_mean, holm, interval, paired_difference
+from .metrics import KS, Scores, pack, scores, unpack
+from .search import neighbours
+from .statistics import (
+    NOT_DATASETS,
+    OVERALL,
+    harmonic_mean,
+    holm,
+    interval,
+    paired_difference,
+)
 
-__all__ = ["KS", "Scores", "pack", "NOT_DATASETS", "OVERALL", "harmonic_mean", "holm", "interval", "neighbours", "paired_difference", "scores", "unpack"]
+__all__ = [
+    "KS",
+    "NOT_DATASETS",
+    "OVERALL",
+    "Scores",
+    "harmonic_mean",
+    "holm",
+    "interval",
+    "neighbours",
+    "pack",
+    "paired_difference",
+    "scores",
+    "unpack",
+]

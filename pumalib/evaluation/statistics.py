@@ -1,15 +1,19 @@
-"""Chance in retrieval accuracies: the bootstrap over classes, the spread over seeds, and differences in pairs."""
+"""Chance in accuracies: the bootstrap over classes, the spread over seeds, differences in pairs."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-KS = (1, 2, 4, 8, 10, 20, 100)  # of R@k in the paper's tables
+# The rows of a table that are over all datasets.
 OVERALL = ("unified", "harmonic")
+# What is no dataset: the columns and rows besides those of single datasets.
 NOT_DATASETS = (*OVERALL, "large", "small", "small - large")
+# Resamples behind a difference's interval.
+BOOTSTRAP = 1000
 
 
 def harmonic_mean(accuracies: np.ndarray) -> np.ndarray:
@@ -18,65 +22,166 @@ def harmonic_mean(accuracies: np.ndarray) -> np.ndarray:
         return len(accuracies) / (1 / np.asarray(accuracies, dtype=float)).sum(0)
 
 
-def resampled(scores: Mapping, classes: Mapping, bootstrap: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """(1 + bootstrap, columns) means of each (queries, columns) as they are, then resampled; last those of `harmonic`.
-    Classes (queries,) are drawn with replacement, with all their queries: these are alike, classes are independent.
-    "unified", the queries of all datasets in their order, is drawn with the datasets' classes."""
-    means, weights = {}, []
+def resampled(
+    scores: Mapping[str, np.ndarray],
+    classes: Mapping[str, np.ndarray],
+    bootstrap: int,
+    seed: int = 0,
+) -> dict[str, np.ndarray]:
+    """Means of each (queries, columns) of `scores`: (1 + bootstrap, columns).
+
+    The first are the means as they are, the others those of resampled classes.  `classes`
+    (queries,) are drawn with replacement, with all their queries: these are alike, classes are
+    independent.  "unified", the queries of all datasets in their order, is drawn with the datasets'
+    classes.  Last come the means of `harmonic`.
+    """
+    means = {}
+    weights: list[np.ndarray] = []
     for place, (name, values) in enumerate(scores.items()):
-        labels, count = np.unique(classes[name], return_inverse=True)[1], len(np.unique(classes[name]))
-        sums = np.stack([np.bincount(labels, column, count) for column in [*values.T, np.ones(len(values))]], axis=1)
-        weights.append(np.concatenate(weights, axis=1) if name == "unified" else _drawn(count, bootstrap, seed, place))
-        total = weights[-1] @ sums
-        means[name] = total[:, :-1] / total[:, -1:]
-    means["harmonic"] = harmonic_mean(np.stack([means[name] for name in scores if name != "unified"]))
+        if name == "unified":
+            weight = np.concatenate(weights, axis=1)
+        else:
+            weight = _weights(len(np.unique(classes[name])), bootstrap, seed, place)
+            weights.append(weight)
+        means[name] = _weighted_means(weight, values, classes[name])
+    own = [mean for name, mean in means.items() if name != "unified"]
+    means["harmonic"] = harmonic_mean(np.stack(own))
     return means
 
 
 @lru_cache(32)  # comparisons of a study share them
-def _drawn(count: int, bootstrap: int, seed: int, place: int) -> np.ndarray:
+def _weights(count: int, bootstrap: int, seed: int, place: int) -> np.ndarray:
     """(1 + bootstrap, count) how often each class counts: once, then as drawn with replacement."""
-    drawn = np.random.default_rng((seed, place)).multinomial(count, np.full(count, 1 / count), bootstrap)
+    rng = np.random.default_rng((seed, place))
+    drawn = rng.multinomial(count, np.full(count, 1 / count), bootstrap)
     return np.concatenate([np.ones((1, count)), drawn])
 
 
+def _weighted_means(weight: np.ndarray, values: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """(samples, columns) means of `values` (queries, columns), each class as often as it counts."""
+    _, codes = np.unique(classes, return_inverse=True)
+    queries = np.ones(len(values))
+    sums = [np.bincount(codes, column) for column in (*values.T, queries)]
+    totals = weight @ np.stack(sums, axis=1)
+    return totals[:, :-1] / totals[:, -1:]
+
+
 def interval(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str, float]:
-    """Mean and sd over seeds of `values` (seeds,) with a 95% interval from each seed's bootstrap `low` and `high`.
-    Two half-widths add as independent errors: the queries' (mean over seeds, which share them), and t sd / sqrt(n)."""
-    count, mean = len(values), float(values.mean())
-    sd = float(values.std(ddof=1)) if count > 1 else float("nan")
-    seeds = 0.0 if count == 1 else float(stats.t.ppf(0.975, count - 1)) * sd / count**0.5
-    low, high = (float(np.hypot(np.mean(width), seeds)) for width in (values - low, high - values))
-    return {"value": mean, "low": mean - low, "high": mean + high, "sd": sd}
+    """Mean and sd over seeds of `values` (seeds,) with a 95 % interval.
+
+    `low` and `high` (seeds,) are each seed's bootstrap interval.  Two half-widths add as
+    independent errors: the queries' (mean over seeds, which share them), and t sd / sqrt(n).
+    """
+    count = len(values)
+    mean = float(values.mean())
+    sd = float("nan")
+    of_seeds = 0.0
+    if count > 1:
+        sd = float(values.std(ddof=1))
+        of_seeds = float(stats.t.ppf(0.975, count - 1)) * sd / count**0.5
+    below = float(np.hypot(np.mean(values - low), of_seeds))
+    above = float(np.hypot(np.mean(high - values), of_seeds))
+    return {"value": mean, "low": mean - below, "high": mean + above, "sd": sd}
 
 
-def paired_difference(ours: list[Mapping], theirs: list[Mapping], classes: Mapping, large=()) -> pd.DataFrame:
-    """Accuracy of one model minus another's: value, low, high (95%), and one-sided p-values, `above` 0 and `below` 0.
-    `ours` and `theirs` are, per seed in one order (seeds of both count), the (queries,) hits of each dataset and of
-    "unified"; `classes` as for `resampled`.  A row per key, then `harmonic`, and where some but not all datasets are
-    `large` the means of large and small ones, and "small - large".  The classes' bootstrap error of the mean and the
-    seeds' sd / sqrt(seeds) add, by Student's t with Satterthwaite's degrees of freedom; one seed has no p-values."""
-    pairs = list(zip(ours, theirs))
-    values = {name: np.stack([seed[name] for pair in pairs for seed in pair], axis=1) for name in ours[0]}
-    gains = {name: mean[:, ::2] - mean[:, 1::2] for name, mean in resampled(values, classes, 1000).items()}
-    own = [name for name in ours[0] if name != "unified"]
-    groups = {"large": [name for name in own if name in large], "small": [name for name in own if name not in large]}
-    if all(groups.values()):
-        gains |= {group: np.mean([gains[name] for name in names], axis=0) for group, names in groups.items()}
-        gains["small - large"] = gains["small"] - gains["large"]
-    lines, seeds = {}, len(pairs)
-    for name, gain in gains.items():  # (1 + bootstrap, seeds)
-        value, queries = gain[0].mean(), gain[1:].mean(1).var(ddof=1)
-        spread = gain[0].var(ddof=1) / seeds if seeds > 1 else 0.0
-        error, freedom = np.sqrt(queries + spread), (seeds - 1) * (1 + queries / spread) ** 2 if spread else np.inf
-        width, t = stats.t.ppf(0.975, freedom) * error, value / max(error, 1e-12)
-        above, below = (stats.t.sf(t, freedom), stats.t.cdf(t, freedom)) if seeds > 1 else (np.nan, np.nan)
-        lines[name] = {"value": value, "low": value - width, "high": value + width, "above": above, "below": below}
+def paired_difference(
+    ours: Mapping[int, Mapping[str, np.ndarray]],
+    theirs: Mapping[int, Mapping[str, np.ndarray]],
+    classes: Mapping[str, np.ndarray],
+    large: Collection[str] = (),
+) -> pd.DataFrame:
+    """Accuracy of one model minus another's, seed by seed.
+
+    `ours` and `theirs` map each seed to the (queries,) hits of each dataset and of "unified";
+    `classes` as for `resampled`.  A row per dataset, `unified`, `harmonic`, and where some but not
+    all datasets are `large` the means of large and small ones, and "small - large".  Columns:
+    value, low, high (95 %), and one-sided p-values: `above` 0 and `below` 0.
+
+    The classes' bootstrap error of the mean and the seeds' sd / sqrt(seeds) add, by Student's t
+    with Satterthwaite's degrees of freedom; one seed has no p-values.
+
+    Raises ValueError where the two sides' seeds differ, or there is none.
+    """
+    if not ours or ours.keys() != theirs.keys():
+        raise ValueError(
+            f"seeds {sorted(ours)} cannot be paired with seeds {sorted(theirs)}: "
+            "give both sides the same"
+        )
+    gains = _gains(ours, theirs, classes)
+    datasets = [name for name in gains if name not in NOT_DATASETS]
+    gains.update(_groups(gains, datasets, large))
+    lines = {name: asdict(_student(gain)) for name, gain in gains.items()}
     return pd.DataFrame.from_dict(lines, orient="index").rename_axis("dataset")
+
+
+def _gains(ours: Mapping, theirs: Mapping, classes: Mapping) -> dict[str, np.ndarray]:
+    """Per dataset, unified and harmonic the differences (1 + bootstrap, seeds) of accuracies."""
+    seeds = sorted(ours)
+    hits = {}
+    for name in ours[seeds[0]]:
+        columns = []
+        for seed in seeds:
+            columns += [ours[seed][name], theirs[seed][name]]
+        hits[name] = np.stack(columns, axis=1)
+    means = resampled(hits, classes, BOOTSTRAP)
+    return {name: mean[:, ::2] - mean[:, 1::2] for name, mean in means.items()}
+
+
+def _groups(
+    gains: Mapping[str, np.ndarray], datasets: list[str], large: Collection[str]
+) -> dict[str, np.ndarray]:
+    """Mean gains of the large datasets, the small ones, and their difference, if there are both."""
+    of_large = [gains[name] for name in datasets if name in large]
+    of_small = [gains[name] for name in datasets if name not in large]
+    if not of_large or not of_small:
+        return {}
+    mean_large = np.mean(of_large, axis=0)
+    mean_small = np.mean(of_small, axis=0)
+    return {"large": mean_large, "small": mean_small, "small - large": mean_small - mean_large}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A line of `paired_difference`."""
+
+    value: float
+    low: float
+    high: float
+    above: float  # p-value of "not above 0"
+    below: float  # p-value of "not below 0"
+
+
+def _student(gain: np.ndarray) -> Difference:
+    """Student's t of differences (1 + bootstrap, seeds); two independent errors add."""
+    seeds = gain.shape[1]
+    value = gain[0].mean()
+    of_queries = gain[1:].mean(1).var(ddof=1)
+    of_seeds = 0.0
+    if seeds > 1:
+        of_seeds = gain[0].var(ddof=1) / seeds
+    error = np.sqrt(of_queries + of_seeds)
+    freedom = np.inf
+    if of_seeds:
+        # Satterthwaite's: the bootstrap's error counts as known.
+        freedom = (seeds - 1) * (1 + of_queries / of_seeds) ** 2
+    width = stats.t.ppf(0.975, freedom) * error
+
+    above = np.nan
+    below = np.nan
+    if seeds > 1:
+        t = value / max(error, 1e-12)
+        above = stats.t.sf(t, freedom)
+        below = stats.t.cdf(t, freedom)
+    return Difference(value, value - width, value + width, above, below)
 
 
 def holm(chances: Mapping[str, float]) -> dict[str, float]:
     """p-values corrected for their number (Holm, 1979)."""
-    names = sorted(chances, key=chances.get)
-    scaled = [(len(names) - rank) * chances[name] for rank, name in enumerate(names)]
-    return dict(zip(names, np.maximum.accumulate(scaled).clip(max=1).tolist()))
+    names = sorted(chances, key=lambda name: chances[name])
+    corrected = {}
+    highest = 0.0
+    for rank, name in enumerate(names):
+        scaled = (len(names) - rank) * chances[name]
+        highest = max(highest, scaled)
+        corrected[name] = min(1.0, highest)
+    return corrected
