@@ -5,9 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from pumalib import paths
-from pumalib.evaluation import harmonic_mean, holm, interval, pack, paired_difference
-from pumalib.study import kept
+from pumalib.evaluation import harmonic_mean, interval, paired_difference
 
 CLASSES = {"a": 60, "b": 40, "c": 80}  # of five queries each
 NUMBERS = {
@@ -109,58 +107,3 @@ def test_seeds_that_only_one_side_has_are_refused(others):
     theirs = dict.fromkeys(others, POOR[0])
     with pytest.raises(ValueError, match=r"seeds \[0, 1, 2\] cannot be paired with seeds \["):
         paired_difference(GOOD, theirs, NUMBERS)
-
-
-@pytest.fixture
-def kept_runs(tmp_path, monkeypatch):
-    """The hits above as kept runs, `good-1` that of seed 1; `both-1` is an ensemble, of seed 1."""
-    monkeypatch.setattr(paths, "RESULTS", tmp_path)
-    first = {name: pack(np.diff(numbers, prepend=-1) != 0) for name, numbers in NUMBERS.items()}
-    table = [{"dataset": name, "queries": len(numbers)} for name, numbers in NUMBERS.items()]
-    for row, model in (("good", GOOD), ("poor", POOR)):
-        for seed, found in model.items():
-            hits = {name: pack(hit) for name, hit in found.items()}
-            record = {"hits": hits, "classes": first, "table": table}
-            kept.add({"name": f"{row}-{seed}", "run": {"seed": seed}, **record}, "test")
-            members = [f"{row}-{seed}", f"good-{seed}"]
-            kept.add({"name": f"both-{row}-{seed}", "members": members, **record}, "test")
-
-
-def test_kept_runs_are_paired_by_their_seeds_not_by_their_places(kept_runs):
-    expected = paired_difference(GOOD, POOR, NUMBERS, ["c"])
-    good = ["good-0", "good-1", "good-2"]
-    for theirs in (["poor-0", "poor-1", "poor-2"], ["poor-2", "poor-0", "both-poor-1"]):
-        found = kept.difference(good, theirs, "test", ["c"])
-        pd.testing.assert_frame_equal(found, expected, check_exact=True)
-
-
-def test_kept_runs_are_compared_by_the_seeds_that_both_rows_have(kept_runs):
-    expected = paired_difference({2: GOOD[2]}, {2: POOR[2]}, NUMBERS)
-    found = kept.difference(["good-0", "good-2"], ["poor-2", "poor-1"], "test")
-    pd.testing.assert_frame_equal(found, expected, check_exact=True)
-    with pytest.raises(kept.NotTestable, match=r"no seed in common: \[0, 1\] and \[2\]"):
-        kept.difference(["good-0", "good-1"], ["poor-2"], "test")
-    with pytest.raises(kept.NotTestable, match="good-0 is the second run of its row with seed 0"):
-        kept.difference(["good-0", "good-0"], ["poor-2"], "test")
-    # Two runs, not two rows.
-    single = kept.difference(["good-0"], ["poor-2"], "test")
-    assert single.at["a", "value"] == pytest.approx(GOOD[0]["a"].mean() - POOR[2]["a"].mean())
-
-
-@pytest.mark.parametrize(("effect", "least", "most"), [(0, 0, 0.08), (0.08, 0.9, 1)])
-def test_no_effect_is_found_at_most_at_the_nominal_rate_and_a_true_one_is_found(
-    effect, least, most
-):
-    rng = np.random.default_rng(2)
-    found = [paired_difference(*drawn(rng, effect, 3), NUMBERS).loc["harmonic"] for _ in range(120)]
-    assert (
-        least <= np.mean([2 * min(line["above"], line["below"]) < 0.05 for line in found]) <= most
-    )
-
-
-def test_holm():
-    expected = {"a": 0.04, "b": 0.09, "c": 0.09, "d": 0.9}
-    assert (
-        holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.9}) == pytest.approx(expected)
-        and holm({}) == {}
-    )

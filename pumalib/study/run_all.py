@@ -199,17 +199,20 @@ def _ensemble_scores(members: list[str], profile: str) -> evaluation.Scores:
     own = [_own_dataset(run) for run in members_runs]
     union = replace(first.data, datasets=tuple(own))
     loss = loss_of(first)
-    options = {"distance": loss.metric, "device": training.choose_device(first.training.device)}
+    device = training.choose_device(first.training.device)
+
+    def scored(vectors: np.ndarray | torch.Tensor, rows: pd.DataFrame) -> evaluation.Scores:
+        return evaluation.scores(vectors, rows, evaluation.KS, distance=loss.metric, device=device)
 
     outputs = []
     for name in members:
         vectors, images = embeddings(name, profile, union, train=True)
         outputs.append(vectors)
     mean = loss.average(torch.from_numpy(np.stack(outputs)))
-    scores = evaluation.scores(mean, images, evaluation.KS, **options)
+    scores = scored(mean, images)
     for dataset, vectors in zip(own, outputs, strict=True):
         mine = (images["dataset"] == dataset).to_numpy()
-        alone = evaluation.scores(vectors[mine], images[mine], evaluation.KS, **options)
+        alone = scored(vectors[mine], images[mine])
         scores.values[dataset] = alone.values[dataset]
     return scores
 
