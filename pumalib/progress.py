@@ -18,6 +18,10 @@ def pace() -> dict[str, float]:
     On a terminal or in a notebook a bar is drawn over itself, as often as tqdm likes.  In a file
     every state of it stays, so there it is drawn each half minute.
     """
-    if sys.stderr.isatty() or "ipykernel" in sys.modules:
+    if _is_of_notebook(sys.stderr) or sys.stderr.isatty():
         return {}
     return {"mininterval": 30.0}
+
+
+def _is_of_notebook(stream: object) -> bool:
+    return type(stream).__module__ == "ipykernel.iostream"
