@@ -133,7 +133,7 @@ def evaluate(
     >>> vectors = numpy.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.2]])
     >>> table = pumalib.evaluate(vectors, ["cat", "cat", "dog", "dog"])
     >>> float(table.at["all", "R@1"])
-    0.5
+    0.75
     >>> table = pumalib.evaluate(vectors, [0, 0, 1, 1], ["pets", "pets", "farm", "farm"])
     >>> list(table.index)
     ['pets', 'farm', 'unified', 'harmonic']
