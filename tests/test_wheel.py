@@ -77,6 +77,25 @@ def elsewhere(installed, tmp_path):
     return call
 
 
+# As where only the dependencies of the library are installed, and no extra.
+BARE = """
+from importlib.machinery import PathFinder
+
+EXTRAS = {
+    "IPython", "dask", "distributed", "ipykernel", "jinja2", "matplotlib", "nbclient", "nbformat",
+    "papermill", "pooch", "psutil", "seaborn", "sentence_transformers", "sklearn",
+}
+find = PathFinder.find_spec
+
+def found(name, path=None, target=None):
+    if name.split(".")[0] in EXTRAS:
+        return None
+    return find(name, path, target)
+
+PathFinder.find_spec = found
+"""
+
+
 def files(folder):
     return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
 
@@ -111,7 +130,7 @@ print(folder.relative_to(Path.cwd()).as_posix())
 
 def test_the_library_works_without_the_checkout_and_writes_only_its_own(installed, elsewhere):
     before = files(installed)
-    folder = elsewhere(TRAIN).splitlines()[-1]
+    folder = elsewhere(BARE + TRAIN).splitlines()[-1]
     assert folder.startswith("results/own/runs/puma-curricularface-")
     made = files(elsewhere.project)
     assert {name.split("/")[0] for name in made} == {"images", "results"}
@@ -132,9 +151,6 @@ import pumalib.config, pumalib.embedder
 assert {"folders", "paper"} <= set(pumalib.list_benchmarks())
 assert "puma" in pumalib.list_methods() and "ms" in pumalib.list_losses()
 loss = pumalib.losses.make("contrastive", 3, 4)
-extras = {"IPython", "distributed", "matplotlib", "nbformat", "papermill", "pooch", "seaborn"}
-extras |= {"sentence_transformers", "sklearn"}
-assert not extras & sys.modules.keys(), extras & sys.modules.keys()
 """
 
 STUDY = """
@@ -157,7 +173,7 @@ except ValueError as error:
 
 
 def test_every_module_of_the_library_is_imported_and_reads_nothing_of_the_checkout(elsewhere):
-    elsewhere(IMPORT)
+    elsewhere(BARE + IMPORT)
     assert not list(elsewhere.project.iterdir())
 
 
