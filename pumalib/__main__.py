@@ -3,6 +3,7 @@
 What a command needs is imported when it runs: torch alone takes seconds, and `--help` needs none.
 """
 
+import os
 import signal
 import sys
 import threading
@@ -112,13 +113,13 @@ def run(
 
     wanted = notebooks.parameters(notebooks.find(list(names)), profile, values)
     if plan:
-        return _planned(notebooks.plan(wanted))
+        text, complete = notebooks.plan(wanted)
+        click.echo(text)
+        return int(not complete)
+    if not sys.stderr.isatty():
+        # The bars of the kernels are written here too, and this is all that they are told.
+        os.environ.setdefault("TQDM_MININTERVAL", "30")
     return notebooks.run(wanted, config.profile(profile).name)
-
-
-def _planned(text: str) -> int:
-    click.echo(text)
-    return int("cannot be planned" in text)
 
 
 # Fields of a profile that one run has no use for.

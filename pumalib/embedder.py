@@ -27,7 +27,7 @@ def embed_rows(model, benchmark, rows: pd.DataFrame, settings, *, device="cpu", 
     With `prompt_weights`, of a model with a prompt pool, these and the weights (n, M) of its prompts."""
     view = batches.View(settings, *backbones.normalisation(model.backbone))
     parts = np.split(np.arange(len(rows)), range(256, len(rows), 256))
-    shown, model = batches.batches(benchmark, rows, parts, view, workers=workers, device=device), model.eval()
+    shown, model = batches.batches(batches.Plan(benchmark, rows, parts, view, workers=workers, device=device)), model.eval()
     with torch.inference_mode():
         outputs = [model(images, prompt_weights=True) for images, _ in shown]
     embeddings, weights = (p if p[0] is None else torch.cat(p).float().cpu().numpy() for p in zip(*outputs))

@@ -1,4 +1,7 @@
-"""Miniatures of the eight datasets of the paper in their original on-disk formats: 12 or 13 images of five classes."""
+"""Miniatures of the eight datasets of the paper in their original on-disk formats.
+
+Each has 12 or 13 images of five classes.
+"""
 
 import io
 import uuid
@@ -14,11 +17,24 @@ CLASSES = [i % 3 for i in range(7)] + [3 + i % 2 for i in range(5)]  # of each i
 
 
 def picture(number):
-    """A JPEG of 16 x 12 pixels; every fifth is greyscale, every seventh CMYK, every eleventh a PNG with alpha."""
+    """A JPEG of 16 x 12 pixels.
+
+    Every fifth is greyscale, every seventh CMYK, every eleventh a PNG with alpha.
+    """
     colour = tuple(np.random.default_rng(number).integers(0, 256, 3).tolist())
-    mode = "L" if number % 5 == 0 else "CMYK" if number % 7 == 0 else "RGBA" if number % 11 == 0 else "RGB"
+    mode = (
+        "L"
+        if number % 5 == 0
+        else "CMYK"
+        if number % 7 == 0
+        else "RGBA"
+        if number % 11 == 0
+        else "RGB"
+    )
     stream = io.BytesIO()
-    Image.new("RGB", (16, 12), colour).convert(mode).save(stream, "PNG" if mode == "RGBA" else "JPEG")
+    Image.new("RGB", (16, 12), colour).convert(mode).save(
+        stream, "PNG" if mode == "RGBA" else "JPEG"
+    )
     return stream.getvalue()
 
 
@@ -64,7 +80,9 @@ def cub(root):
 def nabirds(root):
     keys = [str(uuid.UUID(int=i * 2**100 + 17)) for i in range(12)]
     ids = [c + 998 for c in CLASSES]  # 998, 999, 1000: as text they would sort otherwise
-    names = {0: "Birds", 1: "Ducks, Geese, and Swans"} | {c: f"Common Bird {c} (Adult male)" for c in sorted(set(ids))}
+    names = {0: "Birds", 1: "Ducks, Geese, and Swans"} | {
+        c: f"Common Bird {c} (Adult male)" for c in sorted(set(ids))
+    }
     files = [f"{label:04d}/{key.replace('-', '')}.jpg" for label, key in zip(ids, keys)]
     _bird(root / "nabirds", keys, names, files, ids)
 
@@ -84,7 +102,10 @@ def cars_split(root):
     home = root / "stanford_cars"
     (home / "devkit").mkdir(parents=True)
     savemat(home / "devkit" / "cars_meta.mat", {"class_names": MODELS})
-    for part, place in (("train", "devkit/cars_train_annos"), ("test", "cars_test_annos_withlabels")):
+    for part, place in (
+        ("train", "devkit/cars_train_annos"),
+        ("test", "cars_test_annos_withlabels"),
+    ):
         files = [f"{i:05d}.jpg" for i in range(1, 7)]
         table = annotations(files, [c + 1 for c in CLASSES[part == "test" :: 2]])
         savemat(home / f"{place}.mat", {"annotations": table})
@@ -94,7 +115,9 @@ def cars_split(root):
 def sop(root):
     home, kinds = root / "Stanford_Online_Products", ("bicycle", "coffee_maker", "chair")
     files = [f"{kinds[c % 3]}_final/{111_000_000 + c}_{i}.JPG" for i, c in enumerate(CLASSES)]
-    lines = [f"{i} {c + 1} {c % 3 + 1} {file}" for i, (c, file) in enumerate(zip(CLASSES, files), 1)]
+    lines = [
+        f"{i} {c + 1} {c % 3 + 1} {file}" for i, (c, file) in enumerate(zip(CLASSES, files), 1)
+    ]
     for split, own in (("train", lines[:7]), ("test", lines[7:])):
         _text(home / f"Ebay_{split}.txt", ["image_id class_id super_class_id path", *own])
     _write(home, files)
@@ -103,14 +126,22 @@ def sop(root):
 def inshop(root):
     home = root / "In-shop Clothes Retrieval Benchmark"
     splits, classes = ["train"] * 7 + ["query"] * 2 + ["gallery"] * 4, [*CLASSES[:9], 3, 4, 3, 4]
-    files = [f"img/WOMEN/Blouses_Shirts/id_{c + 1:08d}/{i:02d}_1_front.jpg" for i, c in enumerate(classes)]
+    files = [
+        f"img/WOMEN/Blouses_Shirts/id_{c + 1:08d}/{i:02d}_1_front.jpg"
+        for i, c in enumerate(classes)
+    ]
     lines = [f"{file:<70} id_{c + 1:08d} {split}" for file, c, split in zip(files, classes, splits)]
-    _text(home / "Eval" / "list_eval_partition.txt", [13, "image_name item_id evaluation_status", *lines])
+    _text(
+        home / "Eval" / "list_eval_partition.txt",
+        [13, "image_name item_id evaluation_status", *lines],
+    )
     _write(home / "Img", files)
 
 
 def dogs(root):
-    files = [f"n{2085620 + c:08d}-Dog_{c}/n{2085620 + c:08d}_{i}.jpg" for i, c in enumerate(CLASSES)]
+    files = [
+        f"n{2085620 + c:08d}-Dog_{c}/n{2085620 + c:08d}_{i}.jpg" for i, c in enumerate(CLASSES)
+    ]
     _write(root / "dogs" / "Images", files)
     labels = np.array([[c + 1] for c in CLASSES], float)
     savemat(root / "dogs" / "file_list.mat", {"file_list": _cells(files).T, "labels": labels})
@@ -120,7 +151,10 @@ def flowers(root):
     home, ids = root / "flowers", np.arange(1, 13, dtype=np.uint16)
     _write(home / "jpg", [f"image_{i:05d}.jpg" for i in ids])
     savemat(home / "imagelabels.mat", {"labels": np.array([[c + 1 for c in CLASSES]], np.uint8)})
-    savemat(home / "setid.mat", {"trnid": ids[None, 2::3], "valid": ids[None, 1::3], "tstid": ids[None, ::3]})
+    savemat(
+        home / "setid.mat",
+        {"trnid": ids[None, 2::3], "valid": ids[None, 1::3], "tstid": ids[None, ::3]},
+    )
 
 
 def aircraft(root):

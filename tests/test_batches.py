@@ -5,18 +5,19 @@ import multiprocessing
 import re
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
 import torch
 from PIL import Image, ImageOps
 from torchvision.transforms import v2
 
 from pumalib import config
-from pumalib.data import COLUMNS, Benchmark, batches
-from pumalib.data.batches import ImageError, View, decode
+from pumalib.data import COLUMNS, Benchmark, batches, images
+from pumalib.data.batches import Plan
+from pumalib.data.images import ImageError, View, decode
 
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 TRAIN = View(config.Data(image_size=32), *HALF, training=True)
@@ -30,7 +31,12 @@ def photo(height, width, seed=0):
 
 
 def table(paths, classes, **more):
-    rows = {"path": paths, "label": classes, "class_name": [f"c{c}" for c in classes], "dataset": "d"}
+    rows = {
+        "path": paths,
+        "label": classes,
+        "class_name": [f"c{c}" for c in classes],
+        "dataset": "d",
+    }
     rows["split"] = ["train" if c < 2 else "test" for c in classes]
     return Benchmark("folders", pd.DataFrame(rows)[COLUMNS], **more)
 
@@ -52,7 +58,9 @@ def embedded():
 
 
 def test_random_batches_cover_and_change_with_the_epoch():
-    one, again, *others = (batches.random_batches(23, 5, *keys) for keys in ((3, 0), (3, 0), (3, 1), (4, 0)))
+    one, again, *others = (
+        batches.random_batches(23, 5, *keys) for keys in ((3, 0), (3, 0), (3, 1), (4, 0))
+    )
     assert [len(b) for b in one] == [5, 5, 5, 5]  # the incomplete fifth is dropped
     assert len(set(np.concatenate(one))) == 20
     assert np.array_equal(one, again) and not any(np.array_equal(one, other) for other in others)
@@ -71,39 +79,74 @@ def test_class_batches(repeat):
         assert (classes == classes[:, :1]).all() and len(set(classes[:, 0])) == 4
         for four in batch.reshape(4, 4):
             distinct.append(len(set(four)) == min(4, (labels == labels[four[0]]).sum()))
-    assert all(distinct) != repeat  # without, a class repeats images only where it has too few, and then all of them
+    assert (
+        all(distinct) != repeat
+    )  # without, a class repeats images only where it has too few, and then all of them
     assert np.array_equal(drawn, batches.class_batches(labels, 4, 4, repeat, seed=1, epoch=2))
     assert not np.array_equal(drawn, batches.class_batches(labels, 4, 4, repeat, seed=1, epoch=3))
     (few,) = batches.class_batches([0] * 10 + [1] * 10, 5, 4, repeat, seed=0, epoch=0)
-    assert len(few) == 20 and {4, 8, 12} >= {(few < 10).sum()}  # a batch keeps its size: classes come again
+    assert len(few) == 20 and {4, 8, 12} >= {
+        (few < 10).sum()
+    }  # a batch keeps its size: classes come again
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "images_per_class", "expected"),
+    [(30, 4, (7, 4)), (90, 4, (22, 4)), (720, 4, (180, 4)), (8, 4, (2, 4))],
+)
+def test_sizes_of_class_batches(batch_size, images_per_class, expected):
+    assert batches.class_sizes(batch_size, images_per_class) == expected
+
+
+@pytest.mark.parametrize(("batch_size", "images_per_class"), [(30, 60), (30, 30), (7, 4)])
+def test_no_class_batch_is_larger_than_was_asked_for(batch_size, images_per_class):
+    message = f"images_per_class = {images_per_class} and batch_size = {batch_size}: .*two classes"
+    remedy = f"raise batch_size to {2 * images_per_class} or more, or lower images_per_class to"
+    with pytest.raises(ValueError, match=f"{message}.*; {remedy} {batch_size // 2}"):
+        batches.class_sizes(batch_size, images_per_class)
 
 
 def test_few_shot():
     labels = [0] * 3 + [1] * 20 + [2] * 20
-    images = pd.DataFrame({"path": map(str, range(43)), "label": labels, "split": ["train"] * 33 + ["test"] * 10})
-    tables = {shots: batches.few_shot(images, shots, seed=1) for shots in (1, 2, 4, 8, 16)}
+    rows = pd.DataFrame(
+        {"path": map(str, range(43)), "label": labels, "split": ["train"] * 33 + ["test"] * 10}
+    )
+    tables = {shots: batches.few_shot(rows, shots, seed=1) for shots in (1, 2, 4, 8, 16)}
     for shots, few in tables.items():
         assert few.groupby("label").size().tolist() == [shots] * 3 and (few.split == "train").all()
         distinct = few.groupby("label").path.nunique().tolist()
-        assert distinct == [min(3, shots), shots, min(10, shots)]  # repeats only where a class is smaller
+        assert distinct == [
+            min(3, shots),
+            shots,
+            min(10, shots),
+        ]  # repeats only where a class is smaller
     assert set(tables[2].path) <= set(tables[4].path) <= set(tables[8].path)
-    assert tables[8].equals(batches.few_shot(images, 8, seed=1))
-    assert not tables[8].equals(batches.few_shot(images, 8, seed=2))
+    assert tables[8].equals(batches.few_shot(rows, 8, seed=1))
+    assert not tables[8].equals(batches.few_shot(rows, 8, seed=2))
 
 
 def test_the_orders_of_kept_runs():
     """Printed once and kept: another order would orphan them."""
     assert batches.random_batches(8, 4, seed=1, epoch=2)[0].tolist() == [0, 2, 6, 5]
-    assert batches.class_batches([0, 0, 1, 1, 2, 2], 2, 2, False, seed=1, epoch=0)[0].tolist() == [4, 5, 1, 0]
-    images = pd.DataFrame({"path": range(8), "label": [0] * 4 + [1] * 4, "split": "train"})
-    assert batches.few_shot(images, 2, seed=1)["path"].tolist() == [0, 1, 4, 6]
+    assert batches.class_batches([0, 0, 1, 1, 2, 2], 2, 2, False, seed=1, epoch=0)[0].tolist() == [
+        4,
+        5,
+        1,
+        0,
+    ]
+    rows = pd.DataFrame({"path": range(8), "label": [0] * 4 + [1] * 4, "split": "train"})
+    assert batches.few_shot(rows, 2, seed=1)["path"].tolist() == [0, 1, 4, 6]
 
 
 COLOUR, WHITE = (200, 100, 50), (255, 255, 255)
 IMAGES = {  # name: (image, how it is saved, the RGB of its first pixel)
     "rgb.png": (Image.new("RGB", (6, 5), COLOUR), {}, COLOUR),
     "grey.png": (Image.new("L", (6, 5), 77), {}, (77, 77, 77)),
-    "palette.png": (Image.new("RGB", (6, 5), COLOUR).convert("P", palette=Image.Palette.ADAPTIVE), {}, COLOUR),
+    "palette.png": (
+        Image.new("RGB", (6, 5), COLOUR).convert("P", palette=Image.Palette.ADAPTIVE),
+        {},
+        COLOUR,
+    ),
     "clear.png": (Image.new("RGBA", (6, 5), (0, 0, 0, 0)), {}, WHITE),
     "half.png": (Image.new("LA", (6, 5), (0, 128)), {}, (127, 127, 127)),
     "key.png": (Image.new("RGB", (6, 5), COLOUR), {"transparency": COLOUR}, WHITE),
@@ -128,9 +171,14 @@ def test_every_kind_of_image_becomes_rgb(name, tmp_path):
 
 
 def test_values_without_an_agreed_range_the_first_frame_and_the_orientation(tmp_path):
-    for name, values in (("float", np.ones((4, 4), np.float32)), ("wide", np.full((4, 4), 70000, np.int32))):
+    for name, values in (
+        ("float", np.ones((4, 4), np.float32)),
+        ("wide", np.full((4, 4), 70000, np.int32)),
+    ):
         Image.fromarray(values).save(tmp_path / f"{name}.tif")
-        with pytest.raises(ImageError, match=rf"{name}\.tif: cannot be read.*save it with 8 or 16 bits"):
+        with pytest.raises(
+            ImageError, match=rf"{name}\.tif: cannot be read.*save it with 8 or 16 bits"
+        ):
             decode(tmp_path / f"{name}.tif")
 
     first, second = photo(20, 30, 1), photo(20, 30, 2)
@@ -143,9 +191,16 @@ def test_values_without_an_agreed_range_the_first_frame_and_the_orientation(tmp_
     exif[0x0112] = 6  # "rotate by 90 degrees"
     photo(20, 30).save(tmp_path / "a.jpg", exif=exif)
     plain, turned = decode(tmp_path / "a.jpg"), decode(tmp_path / "a.jpg", upright=True)
-    assert plain.size == (30, 20) and turned.tobytes() == plain.transpose(Image.Transpose.ROTATE_270).tobytes()
+    assert (
+        plain.size == (30, 20)
+        and turned.tobytes() == plain.transpose(Image.Transpose.ROTATE_270).tobytes()
+    )
     with Image.open(tmp_path / "a.jpg") as opened:
-        assert decode(opened, upright=True).tobytes() == turned.tobytes() == ImageOps.exif_transpose(opened).tobytes()
+        assert (
+            decode(opened, upright=True).tobytes()
+            == turned.tobytes()
+            == ImageOps.exif_transpose(opened).tobytes()
+        )
 
 
 @pytest.fixture
@@ -160,20 +215,23 @@ def damaged(tmp_path):
 
 
 def test_unreadable_images_are_named_and_dropped(damaged):
-    errors = [str(error) for error in batches.unreadable(damaged).values()]
-    for name, cause, error in zip((3, 8, 10), ("truncated", "identify", "No such file"), errors, strict=True):
+    errors = [str(error) for error in images.unreadable(damaged).values()]
+    for name, cause, error in zip(
+        (3, 8, 10), ("truncated", "identify", "No such file"), errors, strict=True
+    ):
         assert re.search(rf"{name}\.jpg: cannot.*{cause}.*drop_unreadable.*data verify", error)
     with pytest.warns(UserWarning, match=r"3 of 12 images.*\n  3.jpg\n  8.jpg\n  10.jpg"):
-        left = batches.drop_unreadable(damaged)
+        left = images.drop_unreadable(damaged)
     assert list(left.images.path) == [f"{i}.jpg" for i in range(12) if i not in (3, 8, 10)]
-    assert list(left.images.index) == list(range(9)) and batches.drop_unreadable(left) is left
+    assert list(left.images.index) == list(range(9)) and images.drop_unreadable(left) is left
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_image_stops_the_batches(damaged, workers):
-    plan = np.split(np.arange(12), 3)
+    thirds = np.split(np.arange(12), 3)
+    plan = Plan(damaged, damaged.images, thirds, TRAIN, workers=workers)
     with pytest.raises(ImageError, match=r"3\.jpg: cannot be read") as caught:
-        next(batches.batches(damaged, damaged.images, plan, TRAIN, workers=workers))
+        next(batches.batches(plan))
     assert "Traceback" not in str(caught.value)
     within_20_s(lambda: not multiprocessing.active_children())
 
@@ -185,71 +243,92 @@ def within_20_s(condition):
         time.sleep(0.1)
 
 
-def shown(size, **settings):
+def view_of(size, **settings):
     return View(config.Data(image_size=size, **settings), *HALF)
 
 
 def test_exif_orientation_is_honoured_in_folders_unless_settings_say_otherwise():
-    assert not shown(32).upright and shown(32, upright=True).upright
-    assert [shown(32, benchmark="folders", upright=asked).upright for asked in (None, False)] == [True, False]
+    assert not view_of(32).upright and view_of(32, upright=True).upright
+    assert [view_of(32, benchmark="folders", upright=asked).upright for asked in (None, False)] == [
+        True,
+        False,
+    ]
 
 
 def test_the_test_view_is_resize_and_centre_crop_of_a_long_strip_too():
     image, bicubic = photo(300, 450), v2.InterpolationMode.BICUBIC
     for resize, full in (("both", (256, 256)), ("shorter", (256, 384))):
         expected = v2.functional.center_crop(v2.functional.resize(image, full, bicubic), 224)
-        assert torch.equal(batches.pixels(image, shown(224, resize=resize)), v2.functional.pil_to_tensor(expected))
-    strip, view = photo(40, 400), shown(32, resize="shorter")
+        assert torch.equal(
+            images.pixels(image, view_of(224, resize=resize)), v2.functional.pil_to_tensor(expected)
+        )
+    strip, view = photo(40, 400), view_of(32, resize="shorter")
     expected = v2.functional.resize(strip, (37, 370), bicubic)
     expected = v2.functional.pil_to_tensor(v2.functional.center_crop(expected, 32)).int()
-    assert (batches.pixels(strip, view) - expected).abs().max() <= 1
+    assert (images.pixels(strip, view) - expected).abs().max() <= 1
     for size in ((30000, 2), (2, 30000), (1, 1)):
-        assert batches.pixels(Image.new("RGB", size), shown(224, resize="shorter")).shape == (3, 224, 224)
+        assert images.pixels(Image.new("RGB", size), view_of(224, resize="shorter")).shape == (
+            3,
+            224,
+            224,
+        )
 
 
-def collect(benchmark, order, view=TRAIN, **plan):
-    return list(batches.batches(benchmark, benchmark.images, order, view, **{"seed": 5, "epoch": 2, **plan}))
+def collect(benchmark, order, view=TRAIN, seed=5, epoch=2, **more):
+    plan = Plan(benchmark, benchmark.images, order, view, seed=seed, epoch=epoch, **more)
+    return list(batches.batches(plan))
 
 
 def equal(one, two):
-    return len(one) == len(two) and all(torch.equal(a, b) and (m == n).all() for (a, m), (b, n) in zip(one, two))
+    return len(one) == len(two) and all(
+        torch.equal(a, b) and (m == n).all() for (a, m), (b, n) in zip(one, two)
+    )
 
 
 @pytest.mark.parametrize("source", ["files", "embedded"])
 def test_same_batches_whatever_the_workers_the_start_and_the_parts(source, request):
     benchmark = request.getfixturevalue(source)
-    order = batches.random_batches(len(benchmark.images), 70 if source == "files" else 20, seed=5, epoch=2)
+    order = batches.random_batches(
+        len(benchmark.images), 70 if source == "files" else 20, seed=5, epoch=2
+    )
     before = torch.get_rng_state()
     whole = collect(benchmark, order)
     assert equal(whole, collect(benchmark, order, workers=2))
     assert torch.equal(torch.get_rng_state(), before)
     assert equal(whole[1:], collect(benchmark, order, first=1, workers=1))
-    halves = [collect(benchmark, [np.split(b, 2)[part] for b in order], part=part) for part in (0, 1)]
+    halves = [
+        collect(benchmark, [np.split(b, 2)[part] for b in order], part=part) for part in (0, 1)
+    ]
     joined = [(torch.cat([a, b]), np.concatenate([m, n])) for (a, m), (b, n) in zip(*halves)]
     assert equal(whole, joined)
-    assert not equal(whole, collect(benchmark, order, epoch=3)) and not equal(whole, collect(benchmark, order, seed=6))
-    images, positions = whole[0]
-    assert images.shape == (len(positions), 3, 32, 32) and images.dtype == torch.float32
-    assert -1 <= images.min() < -0.3 and 0.3 < images.max() <= 1
+    assert not equal(whole, collect(benchmark, order, epoch=3)) and not equal(
+        whole, collect(benchmark, order, seed=6)
+    )
+    shown, positions = whole[0]
+    assert shown.shape == (len(positions), 3, 32, 32) and shown.dtype == torch.float32
+    assert -1 <= shown.min() < -0.3 and 0.3 < shown.max() <= 1
     ((views, _),) = collect(benchmark, [np.zeros(9, int)])
-    assert len({view.numpy().tobytes() for view in views}) == 9  # each image of a batch has its own crop
+    assert (
+        len({view.numpy().tobytes() for view in views}) == 9
+    )  # each image of a batch has its own crop
 
 
 def test_embedded_pixels_of_the_right_size_are_only_normalised(embedded):
     rows, colours = embedded.images.iloc[[7, 3, 50]], ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    ((images, positions),) = batches.batches(
-        embedded, rows, [np.array([2, 0])], View(config.Data(image_size=32), *colours)
-    )
+    plan = Plan(embedded, rows, [np.array([2, 0])], View(config.Data(image_size=32), *colours))
+    ((shown, positions),) = batches.batches(plan)
     expected = torch.from_numpy(embedded.pixels[[50, 7]]).permute(0, 3, 1, 2) / 255
-    assert positions.tolist() == [2, 0] and images.dtype == torch.float32
-    torch.testing.assert_close(images, v2.functional.normalize(expected, *colours))
+    assert positions.tolist() == [2, 0] and shown.dtype == torch.float32
+    torch.testing.assert_close(shown, v2.functional.normalize(expected, *colours))
 
 
 def ended(process):
+    """Whether a process of Linux is gone, or only waits for its parent to be told so ("Z")."""
     try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return True
+    return state == "Z"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
@@ -257,18 +336,31 @@ def test_workers_end_with_a_killed_parent(files):
     ours, theirs = multiprocessing.Pipe()
     parent = multiprocessing.get_context("fork").Process(target=hold, args=[files, theirs])
     parent.start()
-    workers = [psutil.Process(pid) for pid in ours.recv()]
+    workers = ours.recv()
     assert len(workers) == 2 and not any(map(ended, workers))
     parent.kill()
     parent.join()
     within_20_s(lambda: all(map(ended, workers)))
 
 
+def outlive():
+    batches._end_with_parent(2**22 + 1, worker=0)  # no process has so high a number
+    time.sleep(60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_a_worker_whose_parent_was_gone_before_it_began_ends_too():
+    worker = multiprocessing.get_context("fork").Process(target=outlive)
+    worker.start()
+    worker.join(20)
+    assert worker.exitcode == 1
+
+
 def hold(benchmark, connection):
     """Take one batch and leave the workers with full pipes."""
     torch.set_num_threads(1)
     positions = np.split(np.arange(150), 15) * 10
-    taken = batches.batches(benchmark, benchmark.images, positions, shown(224), workers=2)
+    taken = batches.batches(Plan(benchmark, benchmark.images, positions, view_of(224), workers=2))
     next(taken)
     connection.send([child.pid for child in multiprocessing.active_children()])
     time.sleep(60)
@@ -276,8 +368,13 @@ def hold(benchmark, connection):
 
 def test_the_training_crop_is_torchvisions():
     for seed in range(20):
-        image, view = photo(20 + 9 * seed, 60), View(config.Data(image_size=32, flip=seed % 2 == 1), *HALF, True)
+        image, view = (
+            photo(20 + 9 * seed, 60),
+            View(config.Data(image_size=32, flip=seed % 2 == 1), *HALF, True),
+        )
         steps = v2.RandomResizedCrop(32, (0.2, 1.0), interpolation=v2.InterpolationMode.BICUBIC)
         torch.manual_seed(seed)
-        expected = v2.functional.pil_to_tensor(v2.RandomHorizontalFlip(0.5 * (seed % 2))(steps(image)))
-        assert torch.equal(batches.pixels(image, view, seed), expected)
+        expected = v2.functional.pil_to_tensor(
+            v2.RandomHorizontalFlip(0.5 * (seed % 2))(steps(image))
+        )
+        assert torch.equal(images.pixels(image, view, seed), expected)

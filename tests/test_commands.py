@@ -231,9 +231,10 @@ def test_sigterm_is_again_what_it_was_when_a_command_has_ended(capsys):
 def test_a_failed_plan_is_no_success(monkeypatch, capsys):
     monkeypatch.setattr(notebooks, "find", lambda names: names)
     monkeypatch.setattr(notebooks, "parameters", lambda *arguments: {})
-    for text, expected in {"runs\nall": 0, "runs\n03 cannot be planned: KeyError": 1}.items():
-        monkeypatch.setattr(notebooks, "plan", lambda wanted, text=text: text)
-        assert call(capsys, "run", "--plan")[:2] == (expected, f"{text}\n")
+    for complete, status in {True: 0, False: 1}.items():
+        planned = ("03 cannot be planned: KeyError", complete)
+        monkeypatch.setattr(notebooks, "plan", lambda wanted, planned=planned: planned)
+        assert call(capsys, "run", "--plan")[:2] == (status, f"{planned[0]}\n")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pumalib import config, data, embedder, paths, study, training
-from pumalib.data import batches, mini, prepared
+from pumalib.data import images, mini, prepared
 from pumalib.models import backbones
 from pumalib.study import store
 
@@ -119,7 +119,7 @@ def pictures(home: Path, name: str):
 
 def folders(home: Path, name: str):
     benchmark = data.load(config.Data(benchmark="folders", root=str(home / "images")))
-    errors = batches.unreadable(benchmark)
+    errors = images.unreadable(benchmark)
     if errors:
         raise next(iter(errors.values()))
     return benchmark.digest

@@ -1,66 +1,723 @@
-"""Figures: the same bytes twice, one colour and one marker for a method everywhere."""
+"""Figures draw the numbers they are given, name by name in its own look, and change no setting."""
 
+import importlib
 import itertools
+import os
+import subprocess
+import sys
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import is_color_like, same_color, to_hex
+from matplotlib.container import ErrorbarContainer
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from PIL import Image
 
-from pumalib import figures
+import pumalib
+from pumalib import config, figures
 from pumalib.data import Benchmark
+from pumalib.figures import Gap, Look, Picture, Text, style
+from pumalib.figures.pictures import PICTURE_WIDTH
 from pumalib.study import printed
 
 DATASETS = ("unified", "a", "b", "harmonic")
 
 
 def tidy(*rows):
-    values = [(row, name, "R@1", 0.4 + 0.1 * n) for n, (row, name) in enumerate(itertools.product(rows, DATASETS))]
+    """0.4, 0.5, ... for each row and dataset, from 0.1 below to 0.2 above."""
+    places = itertools.product(rows, DATASETS)
+    values = [(row, name, "R@1", 0.4 + 0.1 * n) for n, (row, name) in enumerate(places)]
     table = pd.DataFrame(values, columns=["row", "dataset", "metric", "value"])
     return table.assign(low=table["value"] - 0.1, high=table["value"] + 0.2)
 
 
+def numbers(rows, places, **more):
+    """A table for `intervals`: 1, 2, ... for each row and place, from 1 below to 2 above."""
+    table = pd.DataFrame(itertools.product(rows, places), columns=["row", "place"])
+    table["value"] = np.arange(1.0, len(table) + 1)
+    return table.assign(low=table["value"] - 1, high=table["value"] + 2, **more)
+
+
+def points(**rows):
+    """A table for `against`: x by row, y = 10 x."""
+    table = pd.DataFrame({"row": list(rows), "x": list(rows.values())})
+    table["value"] = 10 * table["x"]
+    return table.assign(low=table["value"] - 1, high=table["value"] + 2)
+
+
+def bars(axis):
+    """What is drawn with intervals, by its label: x, y, low, high and look."""
+    drawn = {}
+    for bar in axis.containers:
+        if isinstance(bar, ErrorbarContainer):
+            dots, _, (intervals,) = bar.lines
+            # (intervals, ends, x and y)
+            ends = np.reshape(intervals.get_segments(), (-1, 2, 2))
+            along = ends[:, :, 1] if bar.has_yerr else ends[:, :, 0]
+            drawn[bar.get_label()] = {
+                "x": list(dots.get_xdata()),
+                "y": list(dots.get_ydata()),
+                "low": list(along[:, 0]),
+                "high": list(along[:, 1]),
+                "look": Look(to_hex(dots.get_color()), dots.get_marker()),
+            }
+    return drawn
+
+
+def lines(axis):
+    """The lines of an axis by label, those without one left out."""
+    return {line.get_label(): line for line in axis.lines if not line.get_label().startswith("_")}
+
+
+def titles(figure):
+    return [axis.get_title() for axis in figure.axes if axis.axison]
+
+
+def ticks(axis):
+    return [label.get_text() for label in axis.get_xticklabels()]
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
 @pytest.fixture
 def benchmark(tmp_path):
-    """Files of two datasets, "a" with 6 classes of 4 images, "b" with 2 classes of 9; odd classes are test."""
-    classes = [("a", c) for c in range(6) for _ in range(4)] + [("b", 6 + c) for c in range(2) for _ in range(9)]
+    """Files of two datasets, "a" with 6 classes of 4 images, "b" with 2 of 9; odd classes are test.
+
+    An image of class n is of the grey 20 n all over.
+    """
+    classes = [("a", n) for n in range(6) for _ in range(4)]
+    classes += [("b", 6 + n) for n in range(2) for _ in range(9)]
     images = pd.DataFrame(classes, columns=["dataset", "label"])
-    images = images.assign(class_name=images["label"].map("class {}".format), path=[f"{i}.png" for i in images.index])
+    images["class_name"] = images["label"].map("class {}".format)
+    images["path"] = [f"{number}.png" for number in images.index]
     images["split"] = np.where(images["label"] % 2, "test", "train")
-    for path, label, mode in zip(images["path"], images["label"], itertools.cycle(("L", "RGB", "P", "RGBA"))):
-        Image.new(mode, (40, 20), 20 * label if mode in "LP" else (20 * label,) * len(mode)).save(tmp_path / path)
+    for path, label in zip(images["path"], images["label"]):
+        Image.new("L", (40, 20), 20 * label).save(tmp_path / path)
     return Benchmark("folders", images, root=tmp_path)
 
 
-def test_a_figure_is_saved_whole_with_the_same_bytes_twice(benchmark, tmp_path):
-    points = benchmark.images.assign(x=np.arange(42.0), y=0.0)
-    pairs = [("a - b", "harmonic", 1, 0.5, 2, 0.01), ("c - b", "harmonic", -1, -2, 0, 0.06)]
-    differences = pd.DataFrame(pairs, columns=["difference", "of", "points", "low", "high", "p"])
-    card = pd.DataFrame({"section": ["1", "2"], "claim": "text", "print": ["holds", "fails"], "here": "undecided"})
-    draw = {
-        "bars": lambda: figures.intervals(tidy("VPT", "PUMA").rename(columns={"dataset": "place"}), "R@1"),
-        "parameters": lambda: figures.accuracy_against_parameters(tidy("VPT", "PUMA"), {"VPT": 100, "PUMA": 2000}),
-        "curves": lambda: figures.curves(tidy("p 1", "p 2"), {"p 1": ("PUMA", 1), "p 2": ("PUMA", 2)}, "number"),
-        "sheet": lambda: figures.contact_sheet(benchmark, 4),
-        "grid": lambda: figures.retrieval_grid(benchmark, [0, 12], {"PUMA": np.array([[1, 13], [13, 0]])}),
-        "map": lambda: figures.embedding_map({"PUMA": points, "frozen": points}, "a"),
-        "heat": lambda: figures.heatmap(pd.DataFrame([[0.1, np.nan]], columns=[1, 2]), "weights", "mean", ".1f"),
-        "gains": lambda: figures.gains(differences),
-        "verdicts": lambda: figures.verdicts(card),
-        "field": lambda: figures.field({"a": {"at": [(1, 0)], "move": [(1, 1)], "colours": "k"}}),
+CHANGED_SETTINGS = """
+import sys
+import matplotlib
+import pandas as pd
+
+def settings():
+    # _get: asking for the backend in the usual way would choose one
+    found = {name: str(matplotlib.rcParams._get(name)) for name in matplotlib.rcParams}
+    found["pandas"] = pd.describe_option("", _print_desc=False)
+    return found
+
+before = settings()
+from pumalib import figures
+after = settings()
+print("by importing:", [name for name in before if before[name] != after[name]])
+
+table = pd.DataFrame({"row": ["PUMA"], "x": [1], "value": [1], "low": [0], "high": [2]})
+figures.save(figures.against({"title": table}, "x", "y"), sys.argv[1])
+after = settings()
+# With the first figure matplotlib chooses a backend
+changed = [name for name in before if before[name] != after[name] and name != "backend"]
+print("by drawing:", changed)
+"""
+
+
+class TestSettings:
+    """Of matplotlib and pandas: they are the user's."""
+
+    def test_importing_and_drawing_changes_none(self, tmp_path):
+        environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+        done = subprocess.run(
+            [sys.executable, "-c", CHANGED_SETTINGS, str(tmp_path / "figure.png")],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.splitlines() == ["by importing: []", "by drawing: []"]
+
+    def test_a_figure_is_in_style_whatever_the_settings_are(self, tmp_path):
+        table = {"title": points(PUMA=1.0, VPT=2.0)}
+        with plt.rc_context({"font.size": 20, "axes.grid": False, "grid.color": "red"}):
+            elsewhere = figures.save(figures.against(table, "x", "y"), tmp_path / "one.png")
+        here = figures.save(figures.against(table, "x", "y"), tmp_path / "two.png")
+        assert elsewhere.read_bytes() == here.read_bytes()
+
+    def test_an_error_leaves_them_as_they_were(self):
+        with plt.rc_context({"font.size": 20}):
+            with pytest.raises(ValueError, match="unknown metric 'R@9'; known: R@1"):
+                figures.curves(tidy("p 1"), {"p 1": ("PUMA", 1)}, "number", metric="R@9")
+            with pytest.raises(KeyError):
+                figures.against({"title": pd.DataFrame({"row": ["PUMA"]})}, "x", "y")
+            assert plt.rcParams["font.size"] == 20
+
+    def test_what_else_is_set_while_drawing_stays(self):
+        """A notebook's backend, loaded with the first figure, sets interactive mode."""
+
+        @style.styled
+        def draw():
+            plt.rcParams["interactive"] = True
+            return plt.rcParams["font.size"]
+
+        with plt.rc_context({"interactive": False, "font.size": 20}):
+            assert draw() == figures.STYLE["font.size"]
+            assert plt.rcParams["interactive"] is True
+            assert plt.rcParams["font.size"] == 20
+
+    def test_a_notebook_may_ask_for_them(self):
+        shown = ("display.max_colwidth", "display.max_rows")
+        before = {name: pd.get_option(name) for name in shown}
+        try:
+            with plt.rc_context():
+                figures.use_style()
+                assert {name: plt.rcParams[name] for name in figures.STYLE} == figures.STYLE
+                assert [pd.get_option(name) for name in shown] == [None, 200]
+        finally:
+            for name, value in before.items():
+                pd.set_option(name, value)
+
+
+class TestLooks:
+    def test_every_line_of_the_table_can_be_drawn(self):
+        for name, (colour, marker) in figures.LOOKS.items():
+            assert is_color_like(colour), name
+            assert marker in Line2D.markers, name
+
+    @pytest.mark.parametrize("place", ["first", "last"])
+    def test_a_new_method_repaints_none(self, place, monkeypatch):
+        new = {"mine": config.METHODS["vpt"]}
+        known = config.METHODS
+        methods = {**new, **known} if place == "first" else {**known, **new}
+        monkeypatch.setattr(config, "METHODS", methods)
+        monkeypatch.setattr(pumalib, "figures", figures)
+        for name in [name for name in sys.modules if name.startswith("pumalib.figures")]:
+            monkeypatch.delitem(sys.modules, name)
+        anew = importlib.import_module("pumalib.figures")
+        assert anew is not figures
+        assert {name: anew.looks(methods)[name] for name in known} == figures.looks(known)
+
+    def test_a_row_of_the_paper_looks_like_its_method(self):
+        for row, method in printed.METHOD_OF_ROW.items():
+            if row in figures.LOOKS:
+                assert figures.LOOKS[row] == figures.LOOKS[method], row
+
+    @pytest.mark.parametrize("number", [2, 3, 7])
+    def test_the_rows_of_a_table_of_the_paper_are_told_apart(self, number):
+        rows = printed.table(number).index
+        assert set(rows) <= set(figures.LOOKS)
+        assert len(set(figures.looks(rows).values())) == len(rows)
+
+    def test_pumas_colour_is_its_own(self):
+        assert figures.LOOKS["PUMA"] == figures.LOOKS["puma"] == figures.OURS == ("#d55e00", "*")
+        others = [look for look in figures.LOOKS.values() if look != figures.OURS]
+        assert figures.OURS.colour not in [*figures.COLOURS, *(look.colour for look in others)]
+
+    def test_a_name_without_a_line_is_drawn_by_its_name_alone(self):
+        mine = figures.looks(["mine"])["mine"]
+        # As on every machine and in every process
+        assert mine == Look("#ca9161", "p")
+        assert figures.looks(["PUMA", "VPT", "mine", "other"])["mine"] == mine
+        assert figures.looks(["other", "mine", "frozen"])["mine"] == mine
+
+    def test_names_without_a_line_are_told_apart_within_a_figure(self):
+        names = [f"row {number}" for number in range(40)]
+        looks = figures.looks(["PUMA", *names, "VPT"])
+        assert list(looks) == ["PUMA", *names, "VPT"]
+        assert len({looks[name].colour for name in names[:9]}) == 9
+        assert len({looks[name] for name in names}) == 40
+        assert looks["VPT"] == figures.LOOKS["VPT"]
+
+    def test_a_row_that_comes_later_repaints_none(self):
+        names = [f"row {number}" for number in range(12)]
+        looks = figures.looks(names)
+        for count in range(1, len(names)):
+            assert figures.looks(names[:count]).items() <= looks.items()
+
+    def test_a_figure_has_them(self):
+        table = points(PUMA=1.0, VPT=2.0, mine=3.0)
+        drawn = bars(figures.against({"": table}, "x", "y").axes[0])
+        assert {name: bar["look"] for name, bar in drawn.items()} == figures.looks(table["row"])
+
+
+class TestIntervals:
+    def test_rows_stand_side_by_side_with_their_numbers(self):
+        table = numbers(["VPT", "PUMA"], ["a", "b"])
+        figure = figures.intervals(table, "R@1 (%)", "what it shows", xlabel="where")
+        (axis,) = figure.axes
+        assert bars(axis) == {
+            "VPT": {
+                "x": pytest.approx([-0.2, 0.8]),
+                "y": [1, 2],
+                "low": [0, 1],
+                "high": [3, 4],
+                "look": figures.LOOKS["VPT"],
+            },
+            "PUMA": {
+                "x": pytest.approx([0.2, 1.2]),
+                "y": [3, 4],
+                "low": [2, 3],
+                "high": [5, 6],
+                "look": figures.LOOKS["PUMA"],
+            },
+        }
+        assert ticks(axis) == ["a", "b"]
+        assert (axis.get_xlabel(), axis.get_ylabel()) == ("where", "R@1 (%)")
+        assert figure.get_suptitle() == "what it shows"
+        assert legend(figure) == ["VPT", "PUMA"]
+
+    def test_one_row_stands_at_its_places_and_needs_no_legend(self):
+        figure = figures.intervals(numbers(["PUMA"], ["a", "b"]), "R@1 (%)")
+        assert bars(figure.axes[0])["PUMA"]["x"] == [0, 1]
+        assert figure.legends == []
+
+    def test_overall_accuracies_are_last_and_shaded(self):
+        table = numbers(["PUMA"], ["harmonic", "a", "unified", "b"])
+        (axis,) = figures.intervals(table, "R@1 (%)").axes
+        assert ticks(axis) == ["a", "b", "unified", "harmonic"]
+        assert sorted(zip(bars(axis)["PUMA"]["x"], bars(axis)["PUMA"]["y"])) == [
+            (0, 2),
+            (1, 4),
+            (2, 3),
+            (3, 1),
+        ]
+        assert [(patch.get_x(), patch.get_width()) for patch in axis.patches] == [
+            (1.5, 1),
+            (2.5, 1),
+        ]
+
+    def test_panels_have_their_own_rows_places_and_units(self):
+        parts = [numbers(["VPT", "PUMA"], ["1", "2"], panel="one")]
+        parts.append(numbers(["PUMA"], ["3"], panel="two"))
+        units = {"one": "points", "two": "seconds"}
+        figure = figures.intervals(pd.concat(parts), units)
+        assert titles(figure) == ["one", "two"]
+        assert [axis.get_ylabel() for axis in figure.axes] == ["points", "seconds"]
+        assert [ticks(axis) for axis in figure.axes] == [["1", "2"], ["3"]]
+        assert [list(bars(axis)) for axis in figure.axes] == [["VPT", "PUMA"], ["PUMA"]]
+
+    def test_panels_without_data_are_hidden(self):
+        parts = [numbers(["PUMA"], ["1"], panel=f"panel {number}") for number in range(5)]
+        figure = figures.intervals(pd.concat(parts), "R@1 (%)")
+        assert len(figure.axes) == 8
+        assert titles(figure) == [f"panel {number}" for number in range(5)]
+
+    def test_what_is_printed_is_hollow(self):
+        table = numbers(["VPT", "PUMA"], ["a", "b"], printed=[np.nan, 7.0, 8.0, 9.0])
+        (axis,) = figures.intervals(table, "R@1 (%)").axes
+        hollow = [line for line in axis.lines if line.get_markerfacecolor() == "none"]
+        assert [list(line.get_ydata()) for line in hollow] == [
+            pytest.approx([np.nan, 7], nan_ok=True),
+            [8, 9],
+        ]
+        assert [line.get_marker() for line in hollow] == [">", "*"]
+        assert list(hollow[0].get_xdata()) == bars(axis)["VPT"]["x"]
+
+    def test_zero_is_a_line(self):
+        table = numbers(["PUMA"], ["a"])
+        (without,) = figures.intervals(table, "points").axes
+        (axis,) = figures.intervals(table, "points", zero=True).axes
+        assert len(axis.lines) == len(without.lines) + 1
+        assert list(axis.lines[-1].get_ydata()) == [0, 0]
+
+    def test_joined_is_a_line_with_a_band_but_not_of_one_point(self):
+        table = pd.concat([numbers(["PUMA"], ["1", "2", "3"]), numbers(["VPT"], ["2"])])
+        (axis,) = figures.intervals(table, "R@1 (%)", joined=True).axes
+        assert list(lines(axis)["PUMA"].get_xdata()) == [0, 1, 2]
+        assert list(lines(axis)["PUMA"].get_ydata()) == [1, 2, 3]
+        (band,) = [one for one in axis.collections if "FillBetween" in type(one).__name__]
+        low, high = band.get_paths()[0].get_extents().intervaly
+        assert (low, high) == (0, 5)
+        assert list(bars(axis)) == ["VPT"]
+        assert bars(axis)["VPT"]["x"] == [1]
+
+    @pytest.mark.parametrize(("length", "angle"), [(3, 0), (40, 40)], ids=["short", "long"])
+    def test_long_names_of_places_are_tilted(self, length, angle):
+        table = numbers(["PUMA"], ["a" * length, "b" * length, "c" * length])
+        (axis,) = figures.intervals(table, "R@1 (%)").axes
+        assert {label.get_rotation() for label in axis.get_xticklabels()} == {angle}
+
+
+# Row, line and place of `curves`
+PLACES = {"p 10": ("PUMA", 10), "p 2": ("PUMA", 2), "v 2": ("VPT", 2), "v 10": ("VPT", 10)}
+
+
+class TestCurves:
+    def test_lines_run_over_the_numbers_in_their_order(self):
+        table = tidy("p 10", "p 2", "v 10", "v 2", "not drawn")
+        figure = figures.curves(table, PLACES, "how many")
+        assert titles(figure) == ["unified", "harmonic"]
+        axis = figure.axes[0]
+        assert ticks(axis) == ["2", "10"]
+        assert set(lines(axis)) == {"PUMA", "VPT"}
+        shares = table[table["dataset"] == "unified"].set_index("row")["value"]
+        percent = [100 * shares["p 2"], 100 * shares["p 10"]]
+        assert list(lines(axis)["PUMA"].get_ydata()) == pytest.approx(percent)
+        assert lines(axis)["PUMA"].get_color() == figures.OURS.colour
+        assert (axis.get_xlabel(), axis.get_ylabel()) == ("how many", "R@1 (%)")
+
+    def test_panels_are_the_columns_asked_for_in_their_order(self):
+        figure = figures.curves(tidy("p 10", "p 2"), PLACES, "how many", columns=["b", "unified"])
+        assert titles(figure) == ["b", "unified"]
+
+    def test_another_metric_may_be_drawn(self):
+        table = pd.concat([tidy("p 10", "p 2"), tidy("p 10", "p 2").assign(metric="RP", value=0.3)])
+        figure = figures.curves(table, PLACES, "how many", metric="RP")
+        assert figure.axes[0].get_ylabel() == "RP (%)"
+        assert list(lines(figure.axes[0])["PUMA"].get_ydata()) == pytest.approx([30, 30])
+
+
+class TestAgainst:
+    def test_points_with_intervals_in_panels(self):
+        panels = {"here": points(PUMA=1.0, VPT=2.0), "there": points(VPT=3.0)}
+        figure = figures.against(panels, "how large", "how good")
+        assert titles(figure) == ["here", "there"]
+        here, there = (bars(axis) for axis in figure.axes)
+        look = figures.LOOKS["VPT"]
+        assert here["VPT"] == {"x": [2], "y": [20], "low": [19], "high": [22], "look": look}
+        assert there["VPT"] == {"x": [3], "y": [30], "low": [29], "high": [32], "look": look}
+        assert {(axis.get_xlabel(), axis.get_ylabel()) for axis in figure.axes} == {
+            ("how large", "how good")
+        }
+        assert legend(figure) == ["PUMA", "VPT"]
+
+    def test_a_row_without_a_place_is_a_dashed_line(self):
+        table = points(PUMA=1.0, frozen=np.nan).fillna({"value": 7.0})
+        (axis,) = figures.against({"": table}, "x", "y").axes
+        assert list(bars(axis)) == ["PUMA"]
+        line = lines(axis)["frozen"]
+        assert list(line.get_ydata()) == [7, 7]
+        assert line.get_linestyle() == "--"
+
+    @pytest.mark.parametrize(
+        ("log", "scales"),
+        [("", ("linear", "linear")), ("x", ("log", "linear")), ("xy", ("log", "log"))],
+    )
+    def test_axes_may_be_logarithmic(self, log, scales):
+        (axis,) = figures.against({"": points(PUMA=1000.0, VPT=10.0)}, "x", "y", log=log).axes
+        assert (axis.get_xscale(), axis.get_yscale()) == scales
+        if log:
+            assert axis.xaxis.get_major_formatter()(1000) == "1,000"
+
+    @pytest.mark.parametrize("band", [True, False], ids=["band", "no band"])
+    def test_joined_is_a_line_with_a_band_where_there_is_one(self, band):
+        table = pd.DataFrame({"row": "PUMA", "x": [1, 2, 4], "value": [5, 6, 7]})
+        if band:
+            table = table.assign(low=4, high=8)
+        (axis,) = figures.against({"": table}, "x", "y", joined=True).axes
+        assert lines(axis)["PUMA"].get_xydata().tolist() == [[1, 5], [2, 6], [4, 7]]
+        assert len(axis.collections) == band
+
+    def test_accuracy_is_drawn_over_millions_of_parameters(self):
+        trainable = {"VPT": 2_500_000, "PUMA": 4_000_000, "frozen": 0}
+        table = tidy("VPT", "PUMA", "frozen")
+        figure = figures.accuracy_against_parameters(table, trainable)
+        assert titles(figure) == ["harmonic", "unified"]
+        for axis, dataset in zip(figure.axes, ("harmonic", "unified")):
+            shares = table[table["dataset"] == dataset].set_index("row")["value"]
+            drawn = bars(axis)
+            assert (drawn["VPT"]["x"], drawn["PUMA"]["x"]) == ([2.5], [4])
+            assert drawn["VPT"]["y"] == pytest.approx([100 * shares["VPT"]])
+            assert drawn["PUMA"]["high"] == pytest.approx([100 * shares["PUMA"] + 20])
+            assert lines(axis)["frozen"].get_ydata()[0] == pytest.approx(100 * shares["frozen"])
+            assert axis.get_xscale() == "log"
+
+
+class TestGains:
+    DIFFERENCES = pd.DataFrame(
+        [
+            ("above", "unified", 1.0, 0.5, 2.0, 0.01),
+            ("below", "unified", -1.0, -2.0, -0.5, 0.01),
+            ("across", "unified", 0.5, -1.0, 2.0, 0.4),
+            ("one seed", "unified", 3.0, 2.0, 4.0, np.nan),
+            ("above", "harmonic", 2.0, 1.0, 3.0, 0.01),
+        ],
+        columns=["difference", "of", "points", "low", "high", "p"],
+    )
+
+    def test_colours_say_on_which_side_of_zero_an_interval_lies(self):
+        figure = figures.gains(self.DIFFERENCES, "gains")
+        assert titles(figure) == ["unified", "harmonic"]
+        drawn = bars(figure.axes[0])
+        assert {name: bar["x"] for name, bar in drawn.items() if not name.startswith("_")} == {
+            "interval above 0": [1.0],
+            "below 0": [-1.0],
+            "across 0, or one seed": [0.5, 3.0],
+        }
+        assert drawn["across 0, or one seed"]["low"] == [-1, 2]
+        assert drawn["across 0, or one seed"]["high"] == [2, 4]
+        colours = [drawn[name]["look"].colour for name in ("interval above 0", "below 0")]
+        assert colours == [figures.TRUE, figures.FALSE]
+        assert legend(figure) == ["interval above 0", "below 0", "across 0, or one seed"]
+
+    def test_the_first_difference_is_on_top_and_named_once(self):
+        left, right = figures.gains(self.DIFFERENCES).axes
+        names = [label.get_text() for label in left.get_yticklabels()]
+        assert names == ["one seed", "across", "below", "above"]
+        assert {label.get_text() for label in right.get_yticklabels()} == {""}
+        assert bars(left)["interval above 0"]["y"] == bars(right)["interval above 0"]["y"] == [3]
+
+    def test_without_p_all_are_of_one_seed(self):
+        figure = figures.gains(self.DIFFERENCES.drop(columns="p"))
+        shown = [name for name in bars(figure.axes[0]) if not name.startswith("_")]
+        assert shown == ["across 0, or one seed"]
+
+    def test_what_is_printed_is_hollow(self):
+        table = self.DIFFERENCES.assign(paper=[5.0, np.nan, 6.0, np.nan, np.nan])
+        left, right = figures.gains(table).axes
+        assert list(lines(left)["printed"].get_xdata()) == pytest.approx(
+            [5, np.nan, 6, np.nan], nan_ok=True
+        )
+        assert lines(left)["printed"].get_markerfacecolor() == "none"
+        assert "printed" not in lines(right)
+
+
+def test_verdicts_are_squares_by_claim_and_section():
+    columns = ["section", "claim", "print", "here"]
+    card = pd.DataFrame(
+        [
+            ("5.2", "third", "not printed", "undecided"),
+            ("5.1", "first", "holds", "supported"),
+            ("5.1", "second " * 30, "fails", "contradicted"),
+        ],
+        columns=columns,
+    )
+    (axis,) = figures.verdicts(card).axes
+    assert ticks(axis) == ["print", "here"]
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    assert names[0] == "5.2 third"
+    assert names[1].startswith("5.1 second") and names[1].endswith("[...]") and len(names[1]) <= 90
+    assert names[2] == "5.1 first"
+    squares = {}
+    for dots in axis.collections:
+        for x, y in dots.get_offsets():
+            faces = dots.get_facecolor()
+            squares[int(x), int(y)] = to_hex(faces[0]) if len(faces) else "none"
+    assert squares == {
+        (0, 0): "none",
+        (1, 0): figures.GREY,
+        (0, 1): figures.FALSE,
+        (1, 1): figures.FALSE,
+        (0, 2): figures.TRUE,
+        (1, 2): figures.TRUE,
     }
-    for name, make in draw.items():
-        one, two = (figures.save(make(), tmp_path / part / f"{name}.png") for part in ("one", "two"))
-        assert one.read_bytes() == two.read_bytes() and Image.open(one).info.keys() <= {"dpi"}, name
-    assert plt.get_fignums() == [], "a figure that pyplot keeps is shown twice by a notebook"
+    # A line between the sections
+    assert [line.get_ydata()[0] for line in axis.lines] == [0.5]
 
 
-def test_a_method_looks_the_same_everywhere_and_like_no_other():
-    assert {*printed.METHOD_OF_ROW, *(name for n in (2, 3, 7) for name in printed.table(n).index)} <= set(figures.LOOKS)
-    assert all(figures.LOOKS[name] == figures.LOOKS[method] for name, method in printed.METHOD_OF_ROW.items())
-    rest = [look[0] for look in figures.LOOKS.values() if look != figures.OURS]
-    assert figures.LOOKS["PUMA"] == figures.OURS == figures.LOOKS["puma"] and figures.OURS[0] not in rest
-    assert len({figures.LOOKS[name] for name in printed.table(2).index}) == len(printed.table(2))
-    alone, beside = figures.looks(["mine"]), figures.looks(["PUMA", "VPT", "mine", "other"])
-    assert alone["mine"] == beside["mine"] != beside["other"] and beside["VPT"] == figures.LOOKS["VPT"]
+class TestHeatmap:
+    TABLE = pd.DataFrame(
+        [[0.25, np.nan], [-1.0, 0.5]], index=["here", "there"], columns=["first", "other"]
+    )
+
+    def test_cells_are_the_numbers_and_named(self):
+        figure = figures.heatmap(self.TABLE, "what", "how much", ".2f")
+        axis, scale = figure.axes
+        cells = axis.collections[0].get_array().reshape(2, 2)
+        assert cells.filled(np.nan).tolist() == pytest.approx(self.TABLE.to_numpy(), nan_ok=True)
+        assert [text.get_text() for text in axis.texts] == ["0.25", "-1.00", "0.50"]
+        assert ticks(axis) == ["first", "other"]
+        assert [label.get_text() for label in axis.get_yticklabels()] == ["here", "there"]
+        assert (axis.get_title(), scale.get_ylabel()) == ("what", "how much")
+
+    def test_without_a_format_no_numbers_are_written(self):
+        axis = figures.heatmap(self.TABLE, "what", "how much").axes[0]
+        assert list(axis.texts) == []
+
+    def test_a_signed_scale_is_symmetric(self):
+        signed = figures.heatmap(self.TABLE, "what", "how much", signed=True).axes[0].collections[0]
+        assert signed.get_clim() == (-1, 1)
+        plain = figures.heatmap(self.TABLE, "what", "how much").axes[0].collections[0]
+        assert plain.get_clim() == (-1, 0.5)
+
+
+def test_an_embedding_map_shows_datasets_and_the_classes_of_one(benchmark):
+    images = benchmark.images
+    maps = {
+        "PUMA": images.assign(x=np.arange(42.0), y=-np.arange(42.0)),
+        "frozen": images.assign(x=0, y=0),
+    }
+    figure = figures.embedding_map(maps, "a")
+    assert titles(figure) == [
+        "PUMA, by dataset",
+        "a by class (6; hues repeat)",
+        "frozen, by dataset",
+        "a by class (6; hues repeat)",
+    ]
+    left, right = figure.axes[:2]
+    first, second = left.collections
+    assert first.get_offsets().tolist() == [[n, -n] for n in range(24)]
+    assert second.get_offsets().tolist() == [[n, -n] for n in range(24, 42)]
+    looks = figures.looks(["a", "b"])
+    assert same_color(first.get_facecolor()[0], looks["a"].colour)
+    assert same_color(second.get_facecolor()[0], looks["b"].colour)
+    assert legend(figure) == ["a", "b"]
+
+    below, classes = right.collections
+    assert len(below.get_offsets()) == 42
+    hues = [tuple(hue) for hue in classes.get_facecolor()]
+    assert len(set(hues)) == 6
+    assert all(len(set(hues[start : start + 4])) == 1 for start in range(0, 24, 4))
+
+
+def test_a_field_has_its_arrows_dots_and_contour():
+    grid = np.meshgrid(np.linspace(-1, 1, 5), np.linspace(-1, 1, 5))
+    panels = {
+        "one": {
+            "at": [(1, 0), (0, -2)],
+            "move": [(0.5, 1), (0, 0)],
+            "colours": ["#ff0000", "#0000ff"],
+            "dots": [(np.array([(3, 4)]), "#00ff00", 12, "o")],
+            "line": (*grid, grid[0]),
+        },
+        "two": {"at": [(1, 1)], "move": [(1, 1)], "colours": "k"},
+    }
+    figure = figures.field(panels, columns=3)
+    assert [axis.get_title() for axis in figure.axes] == ["one", "two", ""]
+    one = figure.axes[0]
+    assert one.get_xlim() == one.get_ylim() == figure.axes[1].get_xlim() == (-3, 3)
+    contour, arrows, dots = one.collections
+    assert contour.get_paths()[0].vertices[:, 0] == pytest.approx(0)
+    assert arrows.XY.tolist() == [[1, 0], [0, -2]]
+    assert (arrows.U.tolist(), arrows.V.tolist()) == ([0.5, 0], [1, 0])
+    assert [to_hex(colour) for colour in arrows.get_facecolor()] == ["#ff0000", "#0000ff"]
+    assert dots.get_offsets().tolist() == [[3, 4]]
+    assert to_hex(dots.get_facecolor()[0]) == "#00ff00"
+
+
+def shown(axis):
+    """The pictures of a grid: left edge, top edge and the grey in the middle."""
+    return [
+        (*np.round([image.get_extent()[0], image.get_extent()[3]], 6), image.get_array()[48, 48, 0])
+        for image in axis.images
+    ]
+
+
+def frames(axis):
+    return [
+        (to_hex(patch.get_edgecolor(), keep_alpha=True), patch.get_linestyle())
+        for patch in axis.patches
+        if isinstance(patch, Rectangle)
+    ]
+
+
+class TestPictures:
+    def test_cells_stand_from_left_to_right_and_lines_below_each_other(self):
+        red, blue = (Image.new("RGB", (30, 60), colour) for colour in ((200, 0, 0), (90, 0, 0)))
+        lines = [
+            [Text("in front"), Picture(red, "below\nin two lines"), Gap(), Picture(blue)],
+            [],
+            [Gap(PICTURE_WIDTH), Picture(blue, frame="#00ff00"), Text("behind")],
+        ]
+        figure = figures.picture_grid(lines, "title")
+        (axis,) = figure.axes
+        # A line is 1.1 high and 0.2 more for each line of text below a picture, an empty one 0.2
+        assert shown(axis) == [(1.8, 0, 200), (3.1, 0, 90), (1.1, 1.7, 90)]
+        texts = {text.get_text(): text for text in axis.texts}
+        assert texts["in front"].get_position() == pytest.approx((1.7, 0.5))
+        assert texts["in front"].get_ha() == "right"
+        assert texts["below\nin two lines"].get_position() == pytest.approx((2.3, 1.04))
+        assert texts["behind"].get_position() == pytest.approx((2.3, 2.2))
+        assert texts["behind"].get_ha() == "left"
+        assert [colour for colour, _ in frames(axis)] == ["#00000000", "#00000000", "#00ff00ff"]
+        assert axis.get_title() == "title"
+
+    def test_a_picture_is_cut_to_its_middle(self):
+        picture = Image.new("L", (300, 100), 0)
+        picture.paste(200, (100, 0, 200, 100))
+        (axis,) = figures.picture_grid([[Picture(picture.convert("RGB"))]]).axes
+        pixels = np.asarray(axis.images[0].get_array())
+        assert pixels.shape == (96, 96, 3)
+        assert (pixels == 200).all()
+
+    def test_a_contact_sheet_shows_pairs_of_a_class(self, benchmark):
+        (axis,) = figures.contact_sheet(benchmark, 4).axes
+        assert [text.get_text() for text in axis.texts if text.get_text()] == [
+            "a\n6 classes\n24 images",
+            "b\n2 classes\n18 images",
+        ]
+        pictures = shown(axis)
+        assert len(pictures) == 8
+        greys = [grey for _, _, grey in pictures]
+        assert greys[0::2] == greys[1::2]
+        assert len(set(greys)) == 4
+        assert set(greys[4:]) == {120, 140}
+
+    def test_a_retrieval_grid_shows_what_was_found_and_whether_it_is_right(self, benchmark):
+        # In the test split classes 1, 3 and 5 have four images each, then class 7 has nine
+        found = {"PUMA": np.array([[1, 13], [13, 0]]), "frozen": np.array([[5, 2], [0, 14]])}
+        figure = figures.retrieval_grid(benchmark, [0, 12], found)
+        (axis,) = figure.axes
+        assert [grey for _, _, grey in shown(axis)] == [
+            *(20, 20, 140),
+            *(60, 20),
+            *(140, 140, 20),
+            *(20, 140),
+        ]
+        edges = [colour[:7] for colour, _ in frames(axis)]
+        right, wrong = figures.TRUE, figures.FALSE
+        black = "#222222"
+        assert edges == [
+            *(black, right, wrong),
+            *(wrong, right),
+            *(black, right, wrong),
+            *(wrong, right),
+        ]
+        dashed = [line != "solid" for _, line in frames(axis)]
+        assert dashed == [edge == wrong for edge in edges]
+        # What one method found stands below what the other did
+        pictures = shown(axis)
+        assert pictures[3][0] == pictures[1][0]
+        assert pictures[3][1] > pictures[1][1]
+        said = [text.get_text() for text in axis.texts if text.get_text()]
+        assert said == ["a\nclass 1", "PUMA", "frozen", "b\nclass 7", "PUMA", "frozen"]
+
+    def test_embedded_pictures_are_shown_too(self, benchmark):
+        images = benchmark.images.assign(path=[str(row) for row in benchmark.images.index])
+        greys = 20 * images["label"].to_numpy(np.uint8)
+        pixels = np.broadcast_to(greys[:, None, None, None], (42, 8, 8, 3))
+        embedded = Benchmark("mini", images, pixels=pixels)
+        (axis,) = figures.contact_sheet(embedded, 4).axes
+        (files,) = figures.contact_sheet(benchmark, 4).axes
+        assert shown(axis) == shown(files)
+
+
+FIGURES = {
+    "intervals": lambda _: figures.intervals(numbers(["VPT", "mine"], ["a", "b"]), "R@1"),
+    "parameters": lambda _: figures.accuracy_against_parameters(tidy("VPT"), {"VPT": 100}),
+    "curves": lambda _: figures.curves(tidy("p 1", "p 2"), {"p 1": ("P", 1), "p 2": ("P", 2)}, "n"),
+    "gains": lambda _: figures.gains(TestGains.DIFFERENCES),
+    "heatmap": lambda _: figures.heatmap(TestHeatmap.TABLE, "what", "how much", ".1f"),
+    "field": lambda _: figures.field({"a": {"at": [(1, 0)], "move": [(1, 1)], "colours": "k"}}),
+    "sheet": lambda benchmark: figures.contact_sheet(benchmark, 4),
+    "map": lambda benchmark: figures.embedding_map(
+        {"PUMA": benchmark.images.assign(x=np.arange(42.0), y=0.0)}, "a"
+    ),
+}
+
+
+class TestSaved:
+    @pytest.mark.parametrize("name", FIGURES)
+    def test_the_same_bytes_twice(self, name, benchmark, tmp_path):
+        one = figures.save(FIGURES[name](benchmark), tmp_path / "one" / f"{name}.png")
+        two = figures.save(FIGURES[name](benchmark), tmp_path / "two" / f"{name}.png")
+        assert one.read_bytes() == two.read_bytes()
+
+    def test_a_png_of_256_colours_without_a_date_or_a_version(self, tmp_path):
+        figure = figures.against({"title": points(PUMA=1.0)}, "x", "y")
+        path = figures.save(figure, str(tmp_path / "new" / "figure.png"))
+        assert path == tmp_path / "new" / "figure.png"
+        saved = Image.open(path)
+        assert (saved.format, saved.mode) == ("PNG", "P")
+        assert saved.info.keys() <= {"dpi"}
+        width, height = figure.get_size_inches()
+        assert saved.size == (int(150 * width), int(150 * height))
+        assert [file.name for file in path.parent.iterdir()] == ["figure.png"]
+
+    @pytest.mark.parametrize("name", FIGURES)
+    def test_pyplot_keeps_none_else_a_notebook_shows_it_twice(self, name, benchmark):
+        FIGURES[name](benchmark)
+        assert plt.get_fignums() == []

@@ -1,18 +1,28 @@
-"""`folders`: any root/<dataset>/<class>/*.jpg as the one table; and what no benchmark may be."""
+"""`folders`: any root/<dataset>/<class>/*.jpg as the one table.
+
+And what no benchmark may be, and how any is read, loaded again and checked for equal files.
+"""
 
 import os
 import shutil
+import socket
+import warnings
 
 import pytest
 from PIL import Image
 
 from pumalib import config, data
+from pumalib.__main__ import main
+from pumalib.data import table
 
 
 @pytest.fixture
 def root(tmp_path):
     """Two datasets: `birds` with 5 classes of 2 images, `cars` with 4 classes of 3."""
-    for dataset, classes, count in (("birds", [*"abcd", "Ärger mit Leerzeichen"], 2), ("cars", "wxyz", 3)):
+    for dataset, classes, count in (
+        ("birds", [*"abcd", "Ärger mit Leerzeichen"], 2),
+        ("cars", "wxyz", 3),
+    ):
         for name in classes:
             folder = tmp_path / "data" / dataset / name
             folder.mkdir(parents=True)
@@ -30,10 +40,16 @@ def test_first_half_of_sorted_classes_is_train(root):
     images = benchmark.images
     assert benchmark.datasets == ["birds", "cars"] and benchmark.root == root
     assert list(images.columns) == data.COLUMNS and len(images) == 5 * 2 + 4 * 3
-    assert list(splits(images, "birds").items())[1:4] == [("b", "train"), ("c", "train"), ("d", "test")]
+    assert list(splits(images, "birds").items())[1:4] == [
+        ("b", "train"),
+        ("c", "train"),
+        ("d", "test"),
+    ]
     assert splits(images, "cars") == {"w": "train", "x": "train", "y": "test", "z": "test"}
     assert images.path[0] == "birds/a/0.png" and images.label.nunique() == 9
-    assert list(images.path) == sorted(images.path) and all((root / path).is_file() for path in images.path)
+    assert list(images.path) == sorted(images.path) and all(
+        (root / path).is_file() for path in images.path
+    )
 
 
 def test_only_images_of_the_named_datasets(root):
@@ -46,7 +62,11 @@ def test_only_images_of_the_named_datasets(root):
         (folder / name).mkdir()
     images = data.read("folders", root, ["cars"]).images
     assert set(images.dataset) == {"cars"}
-    assert sorted(images[images.class_name == "w"].path) == ["cars/w/0.JPeG", "cars/w/1.png", "cars/w/2.png"]
+    assert sorted(images[images.class_name == "w"].path) == [
+        "cars/w/0.JPeG",
+        "cars/w/1.png",
+        "cars/w/2.png",
+    ]
     with pytest.raises(ValueError, match="unknown dataset 'planes'; known: birds, cars"):
         data.read("folders", root, ["cars", "planes"])
 
@@ -54,12 +74,30 @@ def test_only_images_of_the_named_datasets(root):
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda root: shutil.rmtree(root), "data holds no dataset folder; expected <root>/<dataset>/"),
-        (lambda root: (root / "cars" / "void").mkdir(), r"cars/void holds no image; .*\.jpg.*: fill"),
-        (lambda root: [shutil.rmtree(root / "cars" / c) for c in "xyz"], "'cars': .* 0 in test; at least 2.*: add"),
-        (lambda root: (root / "cars").rename(root / "unified"), "'unified': the name of an overall accuracy; rename"),
-        (lambda root: [(root / f"cars/{c}/{i}.png").unlink() for c in "yz" for i in (0, 1)], "'cars': no query has"),
-        (lambda root: os.rename(root / "cars", os.fsencode(root) + b"/\xe4"), r"b'\\xe4' is not UTF-8; rename it"),
+        (
+            lambda root: shutil.rmtree(root),
+            "data holds no dataset folder; expected <root>/<dataset>/",
+        ),
+        (
+            lambda root: (root / "cars" / "void").mkdir(),
+            r"cars/void holds no image; .*\.jpg.*: fill",
+        ),
+        (
+            lambda root: [shutil.rmtree(root / "cars" / c) for c in "xyz"],
+            "'cars': .* 0 in test; at least 2.*: add",
+        ),
+        (
+            lambda root: (root / "cars").rename(root / "unified"),
+            "'unified': the name of an overall accuracy; rename",
+        ),
+        (
+            lambda root: [(root / f"cars/{c}/{i}.png").unlink() for c in "yz" for i in (0, 1)],
+            "'cars': no query has",
+        ),
+        (
+            lambda root: (root / "cars").rename(os.fsdecode(os.fsencode(root) + b"/\xe4")),
+            r"b'\\xe4' is not UTF-8; rename it",
+        ),
     ],
 )
 def test_what_cannot_be_a_benchmark(root, break_it, message):
@@ -69,14 +107,19 @@ def test_what_cannot_be_a_benchmark(root, break_it, message):
 
 
 def test_split_per_class(root):
-    text = "dataset,class_name,split\nbirds,a,test\nbirds,b,train\nbirds,Ärger mit Leerzeichen,train\nbirds,c,test\n"
+    text = "dataset,class_name,split\nbirds,a,test\nbirds,b,train\n"
+    text += "birds,Ärger mit Leerzeichen,train\nbirds,c,test\n"
     (root / "split.csv").write_text(text + "birds,d,test\ncars,w,test\n", encoding="utf-8-sig")
-    images = data.read("folders", root, ["birds"]).images  # rows of other datasets may be unfinished
+    images = data.read(
+        "folders", root, ["birds"]
+    ).images  # rows of other datasets may be unfinished
     assert set(images[images.split == "train"].class_name) == {"b", "Ärger mit Leerzeichen"}
 
 
 def per_image(root, split):
-    lines = [f"cars/{name}/{i}.png,{s}" for name, three in split.items() for i, s in enumerate(three)]
+    lines = [
+        f"cars/{name}/{i}.png,{s}" for name, three in split.items() for i, s in enumerate(three)
+    ]
     (root / "split.csv").write_text("\n".join(["path,split", *lines]))
     return data.read("folders", root, ["cars"]).images
 
@@ -86,7 +129,9 @@ def test_split_per_image_with_query_and_gallery(root):
     images = per_image(root, split | {"z": ["gallery", "query", "gallery"]})
     assert list(images[images.class_name == "z"].split) == ["gallery", "query", "gallery"]
     assert list(images[images.class_name == "w"].split) == ["train"] * 3
-    with pytest.raises(ValueError, match=r"'cars': no query has another image .* \(in the gallery\)"):
+    with pytest.raises(
+        ValueError, match=r"'cars': no query has another image .* \(in the gallery\)"
+    ):
         per_image(root, split | {"y": ["query"] * 3, "z": ["gallery"] * 3})
     with pytest.raises(ValueError, match="dataset 'cars': class 'w' is in train and test"):
         per_image(root, split | {"w": ["test", "train", "train"], "z": ["test"] * 3})
@@ -94,11 +139,23 @@ def test_split_per_image_with_query_and_gallery(root):
 
 def test_bad_rows_are_named_with_file_and_line(root):
     for text, message in (
-        ("a,b\n1,2\n", r"split.csv: columns \['a', 'b'\]; expected dataset,class_name,split or path,split"),
-        ("path,split\ncars/w/0.png,train\ncars/w/1.png,train,x\n", "split.csv: .*Expected 2 fields in line 3, saw 3"),
+        (
+            "a,b\n1,2\n",
+            r"split.csv: columns \['a', 'b'\]; expected dataset,class_name,split or path,split",
+        ),
+        (
+            "path,split\ncars/w/0.png,train\ncars/w/1.png,train,x\n",
+            "split.csv: .*Expected 2 fields in line 3, saw 3",
+        ),
         ("path,split\ncars/w/9.png,train\n", "line 2: cars/w/9.png,train: no such image"),
-        ("dataset,class_name,split\ncars,w,query\n", "the split of a class must be one of train, test"),
-        ("dataset,class_name,split\ncars,w,train\n\ncars,w,test\n", "line 4: cars/w,test: this class was given before"),
+        (
+            "dataset,class_name,split\ncars,w,query\n",
+            "the split of a class must be one of train, test",
+        ),
+        (
+            "dataset,class_name,split\ncars,w,train\n\ncars,w,test\n",
+            "line 4: cars/w,test: this class was given before",
+        ),
         ("path,split\ncars/w/0.png,train\n", "no split for image 'cars/w/1.png'"),
     ):
         (root / "split.csv").write_text(text)
@@ -107,9 +164,15 @@ def test_bad_rows_are_named_with_file_and_line(root):
 
 
 def test_a_split_file_elsewhere_chooses_images(root, tmp_path):
-    rows = [f"cars/{name}/{i}.png,{'train' if name in 'wx' else 'test'}" for name in "wxyz" for i in range(2)]
+    rows = [
+        f"cars/{name}/{i}.png,{'train' if name in 'wx' else 'test'}"
+        for name in "wxyz"
+        for i in range(2)
+    ]
     (file := tmp_path / "some.csv").write_text("\n".join(["path,split", *rows]))
-    few = data.load(config.Data(benchmark="folders", root=str(root), split=str(file), datasets=("cars",)))
+    few = data.load(
+        config.Data(benchmark="folders", root=str(root), split=str(file), datasets=("cars",))
+    )
     assert [f"{path},{split}" for path, split in zip(few.images.path, few.images.split)] == rows
 
 
@@ -120,7 +183,167 @@ def test_loaded_as_a_run_asks_for_it(root):
     half = data.load(config.Data(**settings, datasets=("birds", "cars"), shots=1), seed=0)
     assert len(half.train) == 5 and len(half.test) == len(whole.test)
     assert whole.digest != half.digest != data.load(config.Data(**settings, shots=1), seed=1).digest
-    with pytest.raises(ValueError, match="dataset 'birds': 1 class.* in train, 2 in test; at least 2"):
+    with pytest.raises(
+        ValueError, match=r"dataset 'birds': 1 class.* in train, 2 in test; at least 2"
+    ):
         data.load(config.Data(**settings, holdout=True))
     with pytest.raises(ValueError, match="needs root="):
         data.load(config.Data(benchmark="folders"))
+
+
+# ---- a selection, and a benchmark's reader
+
+
+@pytest.mark.parametrize("benchmark", ["mini", "folders", "paper"])
+@pytest.mark.parametrize("nothing", [(), []], ids=["tuple", "list"])
+def test_an_empty_selection_is_refused(root, benchmark, nothing):
+    with pytest.raises(ValueError, match="names none; name one or more, or give None for all"):
+        data.read(benchmark, root, nothing)
+
+
+def test_without_names_the_commands_take_all_datasets(root, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("pumalib.paths.CACHE", tmp_path / "cache")
+    asked = ["--benchmark", "folders", "--root", str(root)]
+    assert main(["data", "verify", *asked]) == 0
+    assert main(["data", "prepare", *asked]) == 0
+    assert len([*(tmp_path / "cache" / "prepared").rglob("*.jpg")]) == 5 * 2 + 4 * 3
+    (root / "cars" / "w" / "1.png").write_bytes(b"no image")
+    capsys.readouterr()
+    assert main(["data", "verify", *asked]) == 1
+    assert "cars/w/1.png: cannot be read" in capsys.readouterr().out
+
+
+def test_an_unknown_benchmark_is_refused():
+    with pytest.raises(ValueError, match=r"unknown benchmark 'x'; known: .*mini"):
+        data.read("x")
+
+
+def test_a_reader_of_its_own_is_one_entry(root, monkeypatch):
+    def load(root, datasets):
+        found = data.read("folders", root, datasets)
+        return data.Benchmark("mine", found.images, root=found.root)
+
+    monkeypatch.setitem(data.READERS, "mine", data.Reader(load, needs_root=True))
+    assert "mine" in data.list_benchmarks()
+    assert data.read("mine", root, ["cars"]).datasets == ["cars"]
+    with pytest.raises(ValueError, match="benchmark 'mine' needs root="):
+        data.read("mine")
+
+
+# ---- loaded again in the same process
+
+
+def add_class(root):
+    (root / "cars" / "v").mkdir()
+    Image.new("RGB", (4, 4), "red").save(root / "cars" / "v" / "0.png")
+
+
+def remove_class(root):
+    shutil.rmtree(root / "birds" / "b")
+
+
+def rename_class(root):
+    (root / "cars" / "w").rename(root / "cars" / "v")
+
+
+def add_image(root):
+    Image.new("RGB", (4, 4), "red").save(root / "cars" / "w" / "3.png")
+
+
+def remove_image(root):
+    (root / "cars" / "w" / "2.png").unlink()
+
+
+def replace_image(root):
+    Image.new("RGB", (4, 4), "red").save(root / "cars" / "w" / "2.png")
+
+
+def add_split(root):
+    rows = [f"birds,{name},test" for name in "ab"]
+    rows += [f"birds,{name},train" for name in ("c", "d", "Ärger mit Leerzeichen")]
+    rows += [f"cars,{name},test" for name in "wx"] + [f"cars,{name},train" for name in "yz"]
+    text = "\n".join(["dataset,class_name,split", *rows])
+    (root / "split.csv").write_text(text, encoding="utf-8")
+
+
+CHANGES = [add_class, remove_class, rename_class, add_image, remove_image, replace_image, add_split]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_folder_is_loaded_anew(root, change):
+    settings = config.Data(benchmark="folders", root=str(root))
+    before = data.load(settings)
+    digest = before.digest
+    assert data.load(settings) is before
+    change(root)
+    after = data.load(settings)
+    assert after.digest != digest
+    assert after.digest == data.read("folders", root).digest
+
+
+def test_a_changed_split_file_elsewhere_is_seen(root, tmp_path):
+    file = tmp_path / "some.csv"
+    rows = [
+        f"cars/{name}/{i}.png,{side}"
+        for name, side in zip("wxyz", ("train", "train", "test", "test"))
+        for i in range(2)
+    ]
+    file.write_text("\n".join(["path,split", *rows]))
+    settings = config.Data(benchmark="folders", root=str(root), split=str(file))
+    assert len(data.load(settings).images) == 8
+    file.write_text("\n".join(["path,split", *rows, "cars/w/2.png,train"]))
+    assert len(data.load(settings).images) == 9
+
+
+# ---- what looks like an image and is not used
+
+
+def test_images_in_subfolders_of_a_class_are_counted_and_named(root):
+    for place in ("cars/w/more", "cars/w/more/deep", "birds/a/.hidden"):
+        (root / place).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(root / place / "x.jpg")
+    with pytest.warns(UserWarning, match=r"2 images lie in subfolders .* instance cars/w/more"):
+        images = data.read("folders", root).images
+    assert len(images) == 5 * 2 + 4 * 3
+    with warnings.catch_warnings(action="error"):
+        data.read("folders", root, ["birds"])  # of what is not loaded nothing is said
+
+
+def test_jfif_is_an_image(root):
+    Image.new("RGB", (4, 4)).save(root / "cars" / "w" / "x.JFIF", "JPEG")
+    benchmark = data.read("folders", root, ["cars"])
+    assert "cars/w/x.JFIF" in set(benchmark.images.path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes among files")
+def test_pipes_and_sockets_called_like_images_are_named_and_do_not_hang(root, monkeypatch):
+    os.mkfifo(root / "cars" / "w" / "pipe.jpg")
+    monkeypatch.chdir(root / "cars" / "w")  # a socket's path must be short
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket.jpg")
+    with pytest.warns(UserWarning, match=r"2 pipes, sockets .* instance cars/w/pipe.jpg"):
+        benchmark = data.read("folders", root)
+    assert len(benchmark.images) == 5 * 2 + 4 * 3 and benchmark.digest
+
+
+# ---- equal files
+
+
+def test_equal_files_are_counted_and_named(root):
+    for number, file in enumerate(sorted(root.rglob("*.png"))):
+        Image.new("RGB", (4, 4), (number, number, 0)).save(file)
+    none = table.duplicates(data.read("folders", root))
+    assert (none.tested, none.ambiguous) == (0, 0)
+    shutil.copy(root / "cars" / "w" / "0.png", root / "birds" / "d" / "copy.png")
+    shutil.copy(root / "birds" / "a" / "0.png", root / "birds" / "a" / "same class.png")
+    shutil.copy(root / "cars" / "y" / "1.png", root / "cars" / "z" / "other.png")
+    benchmark = data.read("folders", root)
+    found = table.duplicates(benchmark)
+    assert (found.tested, found.ambiguous) == (1, 2)
+    assert found.tested_example == ("cars/w/0.png", "birds/d/copy.png")
+    assert found.ambiguous_example == ("cars/y/1.png", "cars/z/other.png")
+    with pytest.warns(UserWarning) as caught:
+        table.warn_of_duplicates(benchmark)
+    copies, classes = [str(warning.message) for warning in caught]
+    assert copies.startswith("1 test images are copies of training images, for instance birds/d")
+    assert classes.startswith("2 images stand in two classes or more, for instance cars/y/1.png")

@@ -40,6 +40,7 @@ def test_template(file):
     parameters = [cell for cell in cells if "parameters" in tags(cell)]
     assert len(parameters) == 1 and parameters[0] is cells[0], "one cell tagged parameters, before all other code"
     values = {s.targets[0].id: ast.literal_eval(s.value) for s in ast.parse(parameters[0].source).body}
+    assert values.get("notebook", notebooks.title(file)) == notebooks.title(file), "name it after itself"
     assert values.get("profile", "smoke") == "smoke" and values.get("overrides", {}) == {}
     rows = [number for number, cell in enumerate(cells) if "rows" in tags(cell)]
     asks = [number for number, cell in enumerate(cells) if "run_all(" in cell.source]
@@ -118,13 +119,25 @@ def test_names_and_parameters_find_their_notebooks(results):
     }
 
 
+def test_a_copy_writes_under_its_own_name(results):
+    """... also where its cell of parameters still has the name of the original."""
+    named = PARAMETERS + 'notebook = "components"  # name\n'
+    cell = "(paths.RESULTS / profile / f'{notebook}.csv').write_text(notebook)"
+    for stem in ("03_components", "30_mine"):
+        write(stem, "from pumalib import paths", cell, parameters=named)
+    assert main(["run", "30"]) == 0
+    assert [file.name for file in results.glob("*.csv")] == ["mine.csv"]
+    assert main(["run", "03"]) == 0
+    assert sorted(file.read_text() for file in results.glob("*.csv")) == ["components", "mine"]
+
+
 def test_plan_run_and_kept(results, capsys):
     rows, cells = "rows = {m: p.run(m, dim=8) for m in ('linear', '%s')}", ["study.run_all(rows, p).save('first');"]
     write("01_first", *cells, "print('here')\nassert p.seeds == (0, 1)", rows=rows % "pretrained")
     write("02_second", "study.run_all(rows, p)", rows=rows % "mlp3")
     write("03_broken", "1 + 1", rows="rows = missing_name")
     write("04_without", "open('ran', 'w')")
-    assert main(["run", "--plan", "--seeds", "2"]) == 0
+    assert main(["run", "--plan", "--seeds", "2"]) == 1, "one cannot be planned"
     out = capsys.readouterr().out
     table = {line.split()[0]: line.split()[1:3] for line in out.splitlines()}
     assert table["01_first"] == ["4", "4"] and table["02_second"] == ["4", "2"] and table["04_without"] == ["0", "0"]
@@ -146,7 +159,7 @@ def test_plan_run_and_kept(results, capsys):
 
     assert main(["run", "01", "02", "--seeds", "2", "--kept"]) == 0
     out = capsys.readouterr().out
-    assert re.search("01_first +done +0", out) and re.search("02_second +left out +0 .*2 of 4 runs and 0 ", out)
+    assert re.search("01_first +done +0", out) and re.search("02_second: left out: .*2 of 4 runs and 0 ", out)
     assert sorted(f.name for f in results.glob("*.ipynb")) == ["01_first.ipynb", "03_broken.failed.ipynb"]
 
 

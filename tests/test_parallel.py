@@ -129,7 +129,7 @@ def test_the_gradient_is_that_of_autograd_on_the_whole_batch(name, micro_batch):
             value = loss(model(images, gates), targets)
             value.backward()
         else:
-            value = torch.tensor(parallel.backward(model, loss, images, targets, gates, micro_batch))
+            value = torch.tensor(parallel.backward(model, loss, parallel.Batch(images, targets, gates), micro_batch))
         named = [*model.named_parameters(), *loss.named_parameters()]
         gradients.append([value.detach().float(), *(p.grad for _, p in named if p.requires_grad)])
     for expected, ours in zip(*gradients, strict=True):

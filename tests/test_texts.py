@@ -1,4 +1,7 @@
-"""Language guidance: similarities of classes from names, tables and a text model, and a run that uses them."""
+"""Language guidance: similarities of classes from names, tables and a text model; a run with it."""
+
+import importlib
+import sys
 
 import numpy as np
 import pytest
@@ -8,51 +11,102 @@ from pumalib.losses.texts import similarities
 from pumalib.training import run_folder
 
 NAMES = ["red bird", "red car", "car"]
+HALF = 0.5**0.5
 
 
-def test_words_tables_and_a_text_model(tmp_path):
+def test_similarities_of_words():
     words = similarities("words", NAMES)
-    assert words[0, 2] == 0 < words[0, 1] < words[1, 2] < 1 and np.allclose(np.diag(words), 1)
-    file = tmp_path / "texts.csv"
-    file.write_text("class_name,text\ncar,car\nred car,red car\nred bird,red bird\nother,x\n")
-    np.testing.assert_allclose(similarities(str(file), NAMES), words)
-    file.write_text("class_name,x,y\ncar,0,2\nred car,3,3\nred bird,1,0\n")
-    half = 0.5**0.5
-    np.testing.assert_allclose(similarities(str(file), NAMES), [[1, half, 0], [half, 1, half], [0, half, 1]])
-    np.savez(tmp_path / "texts.npz", names=NAMES[::-1], vectors=[[0, 2], [3, 3], [1, 0]])
-    np.testing.assert_allclose(similarities(str(tmp_path / "texts.npz"), NAMES), similarities(str(file), NAMES))
+    assert words[0, 2] == 0 < words[0, 1] < words[1, 2] < 1
+    np.testing.assert_allclose(np.diag(words), 1)
+
+
+def test_similarities_of_tables(tmp_path):
+    texts = tmp_path / "texts.csv"
+    texts.write_text("class_name,text\ncar,car\nred car,red car\nred bird,red bird\nother,x\n")
+    np.testing.assert_allclose(similarities(str(texts), NAMES), similarities("words", NAMES))
+
+    expected = [[1, HALF, 0], [HALF, 1, HALF], [0, HALF, 1]]
+    numbers = tmp_path / "numbers.csv"
+    numbers.write_text("class_name,x,y\ncar,0,2\nred car,3,3\nred bird,1,0\n")
+    np.testing.assert_allclose(similarities(str(numbers), NAMES), expected)
+
+    arrays = tmp_path / "arrays.npz"
+    np.savez(arrays, names=NAMES[::-1], vectors=[[0, 2], [3, 3], [1, 0]])
+    np.testing.assert_allclose(similarities(str(arrays), NAMES), expected)
+
+
+def test_similarities_of_a_text_model(tmp_path):
     models = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     from sentence_transformers import SentenceTransformer
 
-    bag, folder = models.BoW(vocab=["red", "bird", "car"]), str(tmp_path / "model")
+    bag = models.BoW(vocab=["red", "bird", "car"])
+    folder = str(tmp_path / "model")
     SentenceTransformer(modules=[bag], device="cpu").save(folder)
-    np.testing.assert_allclose(similarities(folder, NAMES), [[1, 0.5, 0], [0.5, 1, half], [0, half, 1]], atol=1e-6)
+    expected = [[1, 0.5, 0], [0.5, 1, HALF], [0, HALF, 1]]
+    np.testing.assert_allclose(similarities(folder, NAMES), expected, atol=1e-6)
 
 
-def test_texts_that_cannot_be_used(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("none.csv", r"texts = 'none.csv': there is no file .*none.csv"),
+        ("bad.npz", "bad.npz is no table of texts or embeddings by class_name"),
+        ("few.csv", "few.csv has nothing on 2 of the classes, for instance 'red bird'"),
+        ("no such model", r"texts = 'no such model' cannot be used .*known: \"words\", a .csv"),
+    ],
+)
+def test_texts_that_cannot_be_used(source, message, tmp_path, monkeypatch):
     monkeypatch.setattr("pumalib.paths.ROOT", tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "few.csv").write_text("class_name,text\ncar,a car\n")
     (tmp_path / "bad.npz").write_bytes(b"damaged")
-    for source, message in (
-        ("none.csv", "texts = 'none.csv': there is no file .*none.csv"),
-        ("bad.npz", "bad.npz is no table of texts or embeddings by class_name"),
-        ("few.csv", "few.csv has nothing on 2 of the classes, for instance 'red bird'"),
-        ("no such model", "texts = 'no such model' cannot be used .*known: \"words\", a .csv"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            similarities(source, NAMES)
+    with pytest.raises(ValueError, match=message):
+        similarities(source, NAMES)
+
+
+def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.preprocessing", None)
+    with pytest.raises(ValueError, match=r'scikit-learn: pip install "pumalib\[language\]"'):
+        losses.make("language", 3, 8, NAMES)
+    # Who brings a matrix needs no texts.
+    losses.make("language", 3, 8, NAMES, similarity=np.eye(3))
+
+
+def test_the_module_is_imported_without_scikit_learn_and_pandas(monkeypatch):
+    monkeypatch.setattr(losses, "texts", losses.texts)
+    monkeypatch.delitem(sys.modules, "pumalib.losses.texts")
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    importlib.import_module("pumalib.losses.texts")
+
+
+def test_names_of_classes_reach_the_guided_loss_through_wrappers():
+    expected = similarities("words", NAMES)
+    alone = losses.make("language", 3, 8, NAMES)
+    np.testing.assert_allclose(alone.similarity, expected, atol=1e-6)
+    directed = losses.make("direction", 3, 8, NAMES, loss="language")
+    np.testing.assert_allclose(directed.similarity, expected, atol=1e-6)
 
 
 def test_a_run_guided_by_a_file_is_another_when_the_file_is(tmp_path, monkeypatch):
-    file, made, make = tmp_path / "texts.csv", [], losses.make
+    file = tmp_path / "texts.csv"
     profile = config.profile("smoke", datasets=["flowers"], epochs=1, batch_size=90)
-    run = profile.run("linear", loss="language", loss_settings={"loss": "triplet", "texts": str(file)})
+    settings = {"loss": "triplet", "texts": str(file)}
+    run = profile.run("linear", loss="language", loss_settings=settings)
     classes = data.load(run.data).train[["class_name"]].drop_duplicates()
     classes.assign(text="the same").to_csv(file, index=False)
     before = run_folder.run_name(run)
     classes.assign(text=classes["class_name"]).to_csv(file, index=False)
     assert run_folder.run_name(run) != before
-    monkeypatch.setattr(losses, "make", lambda *args, **kw: made.append(make(*args, **kw)) or made[-1])
+
+    made = []
+    make = losses.make
+
+    def made_and_noted(*args, **hyper):
+        made.append(make(*args, **hyper))
+        return made[-1]
+
+    monkeypatch.setattr(losses, "make", made_and_noted)
     training.train(run, tmp_path / "run")
-    assert made[-1].similarity.shape == (24, 24) and 0 < made[-1].similarity.mean() < 1
+    assert made[-1].similarity.shape == (24, 24)
+    assert 0 < made[-1].similarity.mean() < 1

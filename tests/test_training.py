@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from pumalib import config, data, losses, models, training
-from pumalib.training import loop, parallel, run_folder
+from pumalib.training import checkpoint, loop, parallel, run_folder
 
 RECIPE = config.Training(epochs=2, batch_size=20, lr=1e-3, checkpoint_seconds=1e-9, device="cpu")
 DATA = config.Data(datasets=("aircraft", "flowers"), image_size=48, shots=2)
@@ -136,14 +136,14 @@ def test_a_checkpoint_of_something_else_gives_way_to_the_one_before(damage, fold
     DAMAGE[damage](state)
     torch.save(state, folder / "checkpoint.pt")
     with pytest.warns(UserWarning, match=rf"{folder}/checkpoint.pt is damaged .* the one before it"):
-        assert loop.resume(folder, *parts).step == 2
+        assert checkpoint.resume(folder, *parts).step == 2
 
 
 def test_with_no_whole_checkpoint_it_starts_anew_and_names_both(folder, parts):
     for name in run_folder.CHECKPOINTS:
         (folder / name).write_bytes((folder / name).read_bytes()[:-1000])
     with pytest.warns(UserWarning, match="or the beginning") as caught:
-        assert loop.resume(folder, *parts) == loop.Reached()
+        assert checkpoint.resume(folder, *parts) == checkpoint.Reached()
     assert [name in str(w.message) for name, w in zip(run_folder.CHECKPOINTS, caught, strict=True)] == [True, True]
 
 
@@ -165,7 +165,7 @@ def test_a_full_disk_loses_nothing(folder, parts):
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
         with pytest.raises(OSError, match="cannot write .*checkpoint.pt: .*; free some space, or .*PUMALIB_RESULTS"):
-            loop.save(folder, loop.Reached(), *parts)
+            checkpoint.save(folder, checkpoint.Reached(), *parts)
         with pytest.raises(OSError, match="cannot write .*model.safetensors: .*; free some space"):
             models.save(parts[0], RUN, folder)
     finally:
@@ -185,7 +185,7 @@ def test_what_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(tmp_path
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: self.param_groups[0]["params"][0].data.fill_(torch.inf))
     with pytest.raises(training.NonFiniteLoss, match="a weight is no longer finite. Kept: no checkpoint yet"):
         training.train(RUN, weights)
-    monkeypatch.setattr(loop, "embed", lambda *args, **options: np.full((len(args[2]), 16), np.nan))
+    monkeypatch.setattr(loop, "embed_rows", lambda *args, **options: np.full((len(args[2]), 16), np.nan))
     with pytest.raises(training.NonFiniteLoss, match="run embeddings, evaluation: an embedding .*A smaller lr"):
         training.train(replace(RUN, method=config.METHODS["pretrained"]), embeddings)
     assert {f.name for f in embeddings.iterdir()} == {"run.json"}

@@ -1,45 +1,108 @@
-"""Benchmarks as one table (`table`): read from disk as they are, or loaded as a run's settings ask for them."""
+"""Benchmarks as one table (`table`): read from disk as they are, or as a run's settings ask."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from .. import config, paths
-from . import batches, folders, mini, paper, prepared
-from .table import COLUMNS, Benchmark, check, check_known
+from . import batches, images, prepared
+from .readers import READERS, list_benchmarks, reader
+from .table import COLUMNS, Benchmark, Reader, check, check_asked, check_known
 
-__all__ = ["COLUMNS", "Benchmark", "check_known", "load", "read"]
+__all__ = [
+    "COLUMNS",
+    "READERS",
+    "Benchmark",
+    "Reader",
+    "check_known",
+    "expected",
+    "list_benchmarks",
+    "load",
+    "read",
+]
 
 
 def load(settings: config.Data, seed: int = 0) -> Benchmark:
-    """The benchmark that a run asks for (cached: notebooks ask often); `seed` draws its shots.  Errors as of `read`."""
-    return _load(settings, seed if settings.shots else 0)
+    """Load the benchmark that a run asks for; `seed` draws its shots.
+
+    It is read again only where its files have changed (see `Reader.state`), as notebooks ask often.
+    Raises ValueError as `read` does.
+    """
+    if not settings.shots:
+        seed = 0
+    return _load(settings, seed, _state(settings))
+
+
+def _state(settings: config.Data) -> str:
+    """What tells whether the files have changed since a benchmark was read."""
+    state = reader(settings.benchmark).state
+    if state is None or settings.root is None:
+        return ""
+    return state(paths.resolve(settings.root), settings.datasets, _split_file(settings))
+
+
+def _split_file(settings: config.Data) -> Path | None:
+    return paths.resolve(settings.split) if settings.split else None
 
 
 @lru_cache(maxsize=16)
-def _load(settings: config.Data, seed: int) -> Benchmark:
-    root, split = (place and paths.resolve(place) for place in (settings.root, settings.split))
+def _load(settings: config.Data, seed: int, state: str) -> Benchmark:
+    root = paths.resolve(settings.root) if settings.root else None
+    split = _split_file(settings)
     benchmark = read(settings.benchmark, root, settings.datasets, split=split)
     if settings.drop_unreadable:
-        benchmark = batches.drop_unreadable(benchmark)
+        benchmark = images.drop_unreadable(benchmark)
     if settings.prepared:
         benchmark = prepared.use_prepared(benchmark)
     if settings.holdout:
         benchmark = check(benchmark.holdout())
     if settings.shots:
         few = batches.few_shot(benchmark.train, settings.shots, seed)
-        benchmark = replace(benchmark, images=pd.concat([few, benchmark.test], ignore_index=True))
+        table = pd.concat([few, benchmark.test], ignore_index=True)
+        benchmark = replace(benchmark, images=table)
     return benchmark
 
 
-def read(benchmark: str, root: str | Path | None = None, datasets=None, strict=True, split=None) -> Benchmark:
-    """The table of "mini", "folders" (`split` as of `folders.load`) or "paper", or of some of its datasets, as on disk.
-    ValueError: it is bad.  Without `strict`, datasets of "paper" that are incomplete are used, with a warning."""
-    readers = {"mini": mini.load, "folders": partial(folders.load, split=split)}
-    readers["paper"] = partial(paper.load, strict=strict)
-    check_known("benchmark", [benchmark], readers)
-    if benchmark != "mini" and root is None:
-        raise ValueError(f"benchmark {benchmark!r} needs root=, the folder that holds its datasets")
-    return check(readers[benchmark](root, datasets))
+def read(
+    benchmark: str,
+    root: str | Path | None = None,
+    datasets: Sequence[str] | None = None,
+    strict: bool = True,
+    split: str | Path | None = None,
+) -> Benchmark:
+    """Read a benchmark of `READERS`, or some of its datasets, as it is on disk.
+
+    `split` is as of `folders.load`.  Without `strict`, datasets of "paper" that are incomplete are
+    used, with a warning.  Raises ValueError where the benchmark is unknown, damaged, or cannot be
+    trained and tested on, or where `datasets` names none.
+    """
+    chosen = reader(benchmark)
+    check_asked(datasets)
+    if chosen.needs_root and root is None:
+        what = f"benchmark {benchmark!r} needs root="
+        raise ValueError(f"{what}, the folder that holds its datasets")
+    options: dict[str, Any] = {}
+    if "strict" in chosen.options:
+        options["strict"] = strict
+    if "split" in chosen.options:
+        options["split"] = split
+    return check(chosen.load(root, datasets, **options))
+
+
+def expected(settings: config.Data) -> pd.DataFrame | None:
+    """What the chosen datasets are known to hold, also before their files are there.
+
+    A row per dataset and split with the columns dataset, split, images and classes; None where
+    only the files tell.
+    """
+    hook = reader(settings.benchmark).expected
+    if hook is None:
+        return None
+    table = hook()
+    if settings.datasets is not None:
+        table = table[table["dataset"].isin(settings.datasets)]
+    return table.reset_index(drop=True)

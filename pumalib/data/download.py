@@ -1,125 +1,288 @@
-"""`python -m pumalib data status|download|prepare|verify`; whatever is interrupted goes on when it is called again."""
+"""`python -m pumalib data status` and `download`: the paper's datasets, as far as they are free.
 
+Whatever is interrupted goes on when it is called again.
+"""
+
+import hashlib
 import lzma
 import os
 import shutil
 import stat
 import tarfile
-import urllib.error
-import urllib.request
 import warnings
 import zipfile
 import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path, PureWindowsPath
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import filelock
 import pandas as pd
-import pooch
 from tqdm import tqdm
 
 from . import check_known, paper, prepared
 
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+    from urllib.error import HTTPError
+
+# What an archive may grow to: so many times its size, within these bounds in bytes.
+RATIO = 100
+LEAST_BYTES = 1e9
+MOST_BYTES = 200e9
+# Read from a server, and of a file, at a time.
+BUFFER = 1 << 18
+# Of silence, after which a server is given up.
+SECONDS = 60
+
+
+# ---- status
+
 
 def status(root: str | Path) -> pd.DataFrame:
-    """What is where: a row per dataset of the paper with its folder, images found, expected and prepared, and state."""
-    root, rows = Path(root).expanduser(), []
-    for name, dataset in paper.DATASETS.items():
-        try:
-            with warnings.catch_warnings(record=True, action="always") as caught:
-                benchmark = paper.load(root, [name], strict=False)
-            found, copies = len(benchmark.images), len(benchmark.images) - len(prepared.unprepared(benchmark))
-            state = str(caught[0].message) if caught else "complete"
-        except ValueError as error:
-            found, copies, state = 0, 0, str(error).splitlines()[0]
-        expected = sum(images for images, _ in dataset.counts.values())
-        rows.append((name, str(paper.find(root, name) or ""), found, expected, copies, state))
-    return pd.DataFrame(rows, columns=["dataset", "folder", "images", "expected", "prepared", "state"])
+    """What is where: a row per dataset of the paper.
+
+    Columns: dataset, folder, images found, expected and prepared, and state.
+    """
+    root = Path(root).expanduser()
+    rows = [_status(root, dataset) for dataset in paper.all_datasets().values()]
+    return pd.DataFrame(rows, columns=_Status._fields)
 
 
-def download(names: list[str] | None, root: str | Path, mirror: str | None = None) -> list[str]:
-    """Fetch and unpack what may be fetched freely and is not complete; print how to get the rest, and return its names.
-    Archives stay in `root/archives`, a `mirror` has them by their own names.  ValueError: wrong checksum, unsafe."""
-    root, names, by_hand = Path(root).expanduser(), names or list(paper.DATASETS), []
-    check_known("dataset", names, paper.DATASETS)
+class _Status(NamedTuple):
+    dataset: str
+    folder: str
+    images: int
+    expected: int
+    prepared: int
+    state: str
+
+
+def _status(root: Path, dataset: paper.Dataset) -> _Status:
+    found = 0
+    copies = 0
+    try:
+        with warnings.catch_warnings(record=True, action="always") as caught:
+            benchmark = paper.load(root, [dataset.name], strict=False)
+        found = len(benchmark.images)
+        copies = found - len(prepared.unprepared(benchmark))
+        state = str(caught[0].message) if caught else "complete"
+    except ValueError as error:
+        state = str(error).splitlines()[0]
+    folder = paper.find(root, dataset.name) or ""
+    expected = sum(images for images, _ in dataset.counts.values())
+    return _Status(dataset.name, str(folder), found, expected, copies, state)
+
+
+# ---- download
+
+
+def download(names: Sequence[str] | None, root: str | Path, mirror: str | None = None) -> list[str]:
+    """Fetch and unpack what may be fetched freely and is not complete (none named: all).
+
+    Prints how to get the rest, and returns its names.  Archives stay in `root/archives`; a `mirror`
+    has them by their own names.  Raises ValueError (wrong checksum, unsafe archive), OSError (the
+    server cannot be reached) or RuntimeError (pooch is not installed).
+    """
+    root = Path(root).expanduser()
+    known = paper.all_datasets()
+    names = names or list(known)
+    check_known("dataset", names, known)
+    by_hand = []
     for name in names:
-        try:
-            paper.load(root, [name])
+        dataset = known[name]
+        if _is_complete(root, name):
             print(f"{name}: complete in {paper.find(root, name)}")
-            continue
-        except ValueError:  # missing or incomplete
-            source = paper.DATASETS[name].source
-        if isinstance(source, str):
+        elif dataset.archives:
+            for archive in dataset.archives:
+                _fetch_and_unpack(archive, root, mirror)
+            print(f"{name}: unpacked under {root}")
+        else:
             by_hand.append(name)
-            print("\n" + source.format(root=root))
-            continue
-        for url, md5, into in source:
-            file = root / "archives" / url.rsplit("/", 1)[1]
-            url = f"{mirror.rstrip('/')}/{file.name}" if mirror else url
-            with filelock.FileLock(f"{file}.lock"):
-                try:
-                    pooch.retrieve(url, f"md5:{md5}", file.name, file.parent, downloader=_resuming)
-                except (ValueError, urllib.error.URLError, TimeoutError, ConnectionError) as error:
-                    remedy = f"Run it again, it goes on; or put {file.name} from elsewhere into {file.parent}"
-                    kind = ValueError if isinstance(error, ValueError) else OSError  # the first: a wrong checksum
-                    raise kind(f"{url}: {error}. {remedy}") from None
-                unpack(file, root / into)
-        print(f"{name}: unpacked under {root}")
+            print("\n" + dataset.by_hand.format(root=root))
     return by_hand
 
 
-def _resuming(url: str, output_file: str, _) -> None:
-    """A downloader for pooch, whose own starts anew: keeps `<name>.part` and asks for the rest only."""
-    part = Path(output_file).with_name(url.rsplit("/", 1)[1] + ".part")
-    done = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
+def _is_complete(root: Path, name: str) -> bool:
     try:
-        response = urllib.request.urlopen(request, timeout=60)
-    except urllib.error.HTTPError as error:
-        if error.code != 416 or not done:
+        paper.load(root, [name])
+    except ValueError:
+        return False
+    return True
+
+
+def _fetch_and_unpack(archive: paper.Archive, root: Path, mirror: str | None) -> None:
+    """Fetch an archive, unless it is there, and unpack it; one process at a time does so."""
+    from urllib.error import URLError
+
+    from filelock import FileLock
+
+    pooch = _pooch()
+    file = root / "archives" / archive.url.rsplit("/", 1)[1]
+    url = archive.url
+    if mirror:
+        url = f"{mirror.rstrip('/')}/{file.name}"
+    with FileLock(f"{file}.lock"):
+        try:
+            fetch = partial(_fetch, md5=archive.md5)
+            pooch.retrieve(url, f"md5:{archive.md5}", file.name, file.parent, downloader=fetch)
+        except (ValueError, URLError, TimeoutError, ConnectionError) as error:
+            elsewhere = f"put {file.name} from elsewhere into {file.parent}"
+            message = f"{url}: {error}. Run it again, it goes on; or {elsewhere}"
+            # A wrong checksum is a ValueError.
+            if isinstance(error, ValueError):
+                raise ValueError(message) from None
+            raise OSError(message) from None
+        unpack(file, root / archive.into)
+
+
+def _pooch() -> ModuleType:
+    try:
+        import pooch
+    except ImportError as error:
+        remedy = 'pip install "pumalib[download]"'
+        raise RuntimeError(f"downloads need pooch, which is not installed: {remedy}") from error
+    return pooch
+
+
+def _fetch(url: str, output_file: str, _: object, md5: str) -> None:
+    """Fetch a file for pooch, whose own downloader starts anew.
+
+    What has come is kept in `<name>.part`, and only the rest is asked for.
+    """
+    from urllib.error import HTTPError
+
+    part = Path(output_file).with_name(url.rsplit("/", 1)[1] + ".part")
+    try:
+        response = _ask(url, _size(part))
+    except HTTPError as error:
+        if not _nothing_follows(error, part):
             raise
-        part.unlink()  # nothing follows what we have: it is of another release
-        return _resuming(url, output_file, _)
-    done = done if response.status == 206 else 0  # else the server sends all of it
-    total = done + int(response.headers.get("Content-Length", 0))
-    bar = tqdm.wrapattr(response, "read", total=total or None, initial=done, desc=part.stem)
-    with response, open(part, "ab" if done else "wb") as out, bar as counted:
-        shutil.copyfileobj(counted, out, 1 << 18)
-    if (done := part.stat().st_size) < total:
-        raise ConnectionError(f"broke off after {done:,} of {total:,} bytes")
+        if _md5(part) == md5:
+            part.replace(output_file)
+            return
+        # It is of another release.
+        part.unlink()
+        response = _ask(url, 0)
+    _receive(response, part)
     part.replace(output_file)
 
 
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
+def _ask(url: str, start: int) -> "HTTPResponse":
+    """Ask a server for a file from byte `start` on."""
+    from urllib.request import Request, urlopen
+
+    request = Request(url)
+    if start:
+        request.add_header("Range", f"bytes={start}-")
+    return urlopen(request, timeout=SECONDS)
+
+
+def _nothing_follows(error: "HTTPError", part: Path) -> bool:
+    """Whether a server says that it has nothing beyond what we have ("Range Not Satisfiable")."""
+    return error.code == 416 and _size(part) > 0
+
+
+def _md5(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "md5").hexdigest()
+
+
+def _receive(response: "HTTPResponse", part: Path) -> None:
+    """Append to `part` what a server sends; ConnectionError where it breaks off."""
+    # A server that knows no ranges (status 200) sends the whole file.
+    goes_on = response.status == 206
+    start = _size(part) if goes_on else 0
+    total = start + int(response.headers.get("Content-Length", 0))
+    bar = tqdm.wrapattr(response, "read", total=total or None, initial=start, desc=part.stem)
+    with response, part.open("ab" if goes_on else "wb") as out, bar as counted:
+        shutil.copyfileobj(counted, out, BUFFER)
+    have = _size(part)
+    if have < total:
+        raise ConnectionError(f"broke off after {have:,} of {total:,} bytes")
+
+
+# ---- unpacking
+
+
 def unpack(archive: Path, target: Path) -> None:
-    """Unpack a tar or zip archive into `target`, or copy a .mat file; ValueError, leaving nothing: damaged, unsafe."""
+    """Unpack a tar or zip archive into `target`, or copy a .mat file.
+
+    Raises ValueError, leaving nothing, where the archive is damaged or unsafe.
+    """
     fresh = target / f".unpacking-{archive.name}"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     try:
         if archive.suffix == ".mat":
             shutil.copy(archive, fresh)
+        elif zipfile.is_zipfile(archive):
+            _unpack_zip(archive, fresh)
         else:
-            with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as packed:
-                packed.extraction_filter = tarfile.data_filter
-                packed.extractall(fresh, tqdm(_members(archive, packed), f"unpacking {archive.name}", unit="file"))
+            _unpack_tar(archive, fresh)
         shutil.copytree(fresh, target, copy_function=os.replace, dirs_exist_ok=True)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
-        raise ValueError(f"{archive}: damaged or cut short ({error}); delete it and download it again") from None
+        what = f"{archive}: damaged or cut short ({error})"
+        raise ValueError(f"{what}; delete it and download it again") from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _members(archive: Path, packed: zipfile.ZipFile | tarfile.TarFile) -> list:
-    """What an archive holds, without the files of macOS; all of it is checked before any is written."""
-    limit, total, members = min(200e9, max(1e9, 100 * archive.stat().st_size)), 0, []
-    for member in packed.infolist() if isinstance(packed, zipfile.ZipFile) else packed:
-        if isinstance(member, zipfile.ZipInfo):
-            name, size, kind = member.filename, member.file_size, stat.S_IFMT(member.external_attr >> 16)
-        else:
-            name, size, kind = member.name, member.size, 0 if member.isreg() or member.isdir() else stat.S_IFLNK
-        path, total = PureWindowsPath(name), total + size  # a Windows path knows drive letters and both slashes
-        if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or path.anchor or ".." in path.parts or total > limit:
-            why = f"is a link or a device, leaves its folder, or makes it more than {limit / 1e9:.0f} GB"
-            raise ValueError(f"{archive}: member {name!r} {why}; the archive is refused")
+def _unpack_zip(archive: Path, folder: Path) -> None:
+    with zipfile.ZipFile(archive) as packed:
+        packed.extractall(folder, _wanted(archive, _zip_members(packed)))
+
+
+def _unpack_tar(archive: Path, folder: Path) -> None:
+    with tarfile.open(archive) as packed:
+        packed.extraction_filter = tarfile.data_filter
+        packed.extractall(folder, _wanted(archive, _tar_members(packed)))
+
+
+class _Member(NamedTuple):
+    """A file or folder of an archive."""
+
+    info: Any  # what `zipfile` or `tarfile` has of it
+    name: str
+    size: int  # in bytes
+    is_plain: bool  # no link, no device
+
+
+def _zip_members(packed: zipfile.ZipFile) -> Iterator[_Member]:
+    for info in packed.infolist():
+        kind = stat.S_IFMT(info.external_attr >> 16)
+        is_plain = kind in (0, stat.S_IFREG, stat.S_IFDIR)
+        yield _Member(info, info.filename, info.file_size, is_plain)
+
+
+def _tar_members(packed: tarfile.TarFile) -> Iterator[_Member]:
+    for info in packed:
+        is_plain = info.isreg() or info.isdir()
+        yield _Member(info, info.name, info.size, is_plain)
+
+
+def _wanted(archive: Path, members: Iterable[_Member]) -> tqdm:
+    """What is to be written, all but the files of macOS, as a bar that shows how far it is.
+
+    All members are checked before any is written: ValueError at one that is unsafe.
+    """
+    limit = min(MOST_BYTES, max(LEAST_BYTES, RATIO * archive.stat().st_size))
+    total = 0
+    wanted = []
+    for member in members:
+        # A Windows path knows drive letters and both slashes.
+        path = PureWindowsPath(member.name)
+        total += member.size
+        leaves = bool(path.anchor) or ".." in path.parts
+        if not member.is_plain or leaves or total > limit:
+            size = f"{limit / 1e9:.0f} GB"
+            why = f"is a link or a device, leaves its folder, or makes it more than {size}"
+            raise ValueError(f"{archive}: member {member.name!r} {why}; the archive is refused")
         if not path.name.startswith("._") and "__MACOSX" not in path.parts:
-            members.append(member)
-    return members
+            wanted.append(member.info)
+    return tqdm(wanted, f"unpacking {archive.name}", unit="file")

@@ -1,79 +1,278 @@
-"""Bring your own: `root/<dataset>/<class>/*.jpg`; the first half (rounded up) of a dataset's sorted classes is train.
-A file `root/split.csv` says otherwise of every class (columns `dataset,class_name,split`: train or test) or every
-image (`path,split`: train, test, query or gallery; the path is relative to root) of the datasets that are loaded.  A
-file elsewhere that a run names (`Data.split`) chooses too: images that it does not name are left out."""
+"""Bring your own: `root/<dataset>/<class>/*.jpg`.
 
+The first half (rounded up) of a dataset's sorted classes is train.  A file `root/split.csv` says
+otherwise of every class (columns `dataset,class_name,split`: train or test) or every image
+(`path,split`: train, test, query or gallery; the path is relative to root) of the datasets that are
+loaded.  A file elsewhere that a run names (`Data.split`) chooses too: images that it does not name
+are left out.
+"""
+
+import hashlib
 import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from .table import COLUMNS, SPLITS, Benchmark, check_known
+from .table import COLUMNS, SPLITS, Benchmark, Reader, check_known
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
+EXTENSIONS = (
+    ".jpg",
+    ".jpeg",
+    ".jfif",
+    ".png",
+    ".bmp",
+    ".webp",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+    ".jp2",
+    ".avif",
+)
+SPLIT_FILE = "split.csv"
 
 
-def load(root: str | Path, datasets: list[str] | None = None, split: str | Path | None = None) -> Benchmark:
-    """The datasets under `root` (None: all), images sorted by class and name; ValueError names what is empty or bad.
-    `split` is a file like `root/split.csv`, in its place, of those images alone that are to be used."""
+def load(
+    root: str | Path, datasets: Sequence[str] | None = None, split: str | Path | None = None
+) -> Benchmark:
+    """Read the datasets under `root` (None: all), images sorted by class and name.
+
+    `split` is a file like `root/split.csv`, in its place, of those images alone that are to be
+    used.  Images in subfolders of a class, and pipes called like images, are left out with a
+    warning.  Raises ValueError, which names what is empty or bad.
+    """
     root = Path(root).expanduser()
-    found = _names(root, "dataset folder")
+    found = _folder_names(root, "dataset folder")
     check_known("dataset", datasets or [], found)
-    rows = [
-        (f"{dataset}/{name}/{file}", name, dataset)
-        for dataset in (found if datasets is None else datasets)
-        for name in _names(root / dataset, "class folder")
-        for file in _names(root / dataset / name, "image")
-    ]
-    images = pd.DataFrame(rows, columns=["path", "class_name", "dataset"])
-    if chosen := split or (root / "split.csv").is_file():
-        images["split"] = _split_from(Path(split or root / "split.csv"), images, found, root, split is not None)
+    chosen = found if datasets is None else datasets
+    images = _listed(root, chosen)
+
+    own_split = root / SPLIT_FILE
+    if split is not None:
+        table = _SplitTable.read(Path(split))
+        images["split"] = table.splits(images, found, root)
         images = images.dropna().reset_index(drop=True)
+    elif own_split.is_file():
+        table = _SplitTable.read(own_split)
+        images["split"] = table.splits(images, found, root)
+        table.check_complete(images)
+
     images["label"] = images.groupby(["dataset", "class_name"], sort=False).ngroup()
-    if not chosen:
-        labels = images.groupby("dataset")["label"]
-        images["split"] = np.where(labels.rank("dense") <= (labels.transform("nunique") + 1) // 2, "train", "test")
+    if "split" not in images:
+        images["split"] = _halves(images)
     return Benchmark("folders", images[COLUMNS], root=root)
 
 
-def _names(folder: Path, what: str) -> list[str]:
-    """The sorted names of the images or folders in a folder; hidden and macOS `._*` files are ignored."""
-    entries = [entry for entry in os.scandir(folder) if entry.name[0] != "."] if folder.is_dir() else []
-    if what == "image":
-        entries = [entry for entry in entries if entry.name.lower().endswith(EXTENSIONS)]
-    names = sorted(entry.name for entry in entries if entry.is_dir() != (what == "image"))
+def state(root: Path, datasets: Sequence[str] | None, split: Path | None) -> str:
+    """A digest of the names, sizes and times of change of all that `load` would read.
+
+    Its cost is a question to the file system per image: 20,000 take a tenth of a second.
+    """
+    root = Path(root).expanduser()
+    seen = []
+    for file in (root / SPLIT_FILE, split):
+        if file is not None and file.is_file():
+            seen.append(_noted(str(file), file.stat()))
+    for dataset in _visible(root):
+        seen.append(dataset.name)
+        if datasets is not None and dataset.name not in datasets:
+            continue
+        for folder in _visible(Path(dataset.path)):
+            seen.append(f"{dataset.name}/{folder.name}")
+            for entry in _visible(Path(folder.path)):
+                seen.append(_noted(entry.name, _stat(entry)))
+    return hashlib.sha256(os.fsencode("\n".join(seen))).hexdigest()
+
+
+READER = Reader(load, needs_root=True, upright=True, options=("split",), state=state)
+
+
+def _noted(name: str, stat: os.stat_result) -> str:
+    return f"{name} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _stat(entry: os.DirEntry[str]) -> os.stat_result:
+    """What is known of a file, or of the link where it leads nowhere."""
+    try:
+        return entry.stat()
+    except OSError:
+        return entry.stat(follow_symlinks=False)
+
+
+# ---- names of folders and files
+
+
+@dataclass
+class _LeftOut:
+    """Paths below the root that look like images and are not used."""
+
+    nested: list[str] = field(default_factory=list)  # in a subfolder of a class
+    special: list[str] = field(default_factory=list)  # pipes, sockets and devices
+
+    def warn(self, root: Path) -> None:
+        if self.nested:
+            what = (
+                f"{root}: {len(self.nested)} images lie in subfolders of classes and are left out"
+            )
+            remedy = "move them to <root>/<dataset>/<class>/"
+            warnings.warn(f"{what}, for instance {min(self.nested)}; {remedy}", stacklevel=4)
+        if self.special:
+            what = f"{root}: {len(self.special)} pipes, sockets or devices are called like images"
+            text = f"{what} and are left out, for instance {min(self.special)}"
+            warnings.warn(text, stacklevel=4)
+
+
+def _listed(root: Path, datasets: Sequence[str]) -> pd.DataFrame:
+    """A row per image of these datasets: path, class_name and dataset."""
+    left_out = _LeftOut()
+    rows = []
+    for dataset in datasets:
+        for name in _folder_names(root / dataset, "class folder"):
+            for file in _image_names(root, f"{dataset}/{name}", left_out):
+                rows.append((f"{dataset}/{name}/{file}", name, dataset))
+    left_out.warn(root)
+    return pd.DataFrame(rows, columns=["path", "class_name", "dataset"])
+
+
+def _folder_names(folder: Path, what: str) -> list[str]:
+    """The sorted names of the folders in a folder, which are to be a `what` each."""
+    names = [entry.name for entry in _visible(folder) if entry.is_dir()]
+    return _checked_names(folder, names, what)
+
+
+def _image_names(root: Path, place: str, left_out: _LeftOut) -> list[str]:
+    """The sorted names of the images in the folder `place` of a class."""
+    names = []
+    for entry in _visible(root / place):
+        if entry.is_dir():
+            left_out.nested.extend(_images_below(root, f"{place}/{entry.name}"))
+        elif not _is_image_name(entry.name):
+            continue
+        # A link that leads nowhere counts as an image: that it cannot be read is said later.
+        elif entry.is_file() or not Path(entry.path).exists():
+            names.append(entry.name)
+        else:
+            left_out.special.append(f"{place}/{entry.name}")
+    return _checked_names(root / place, names, "image")
+
+
+def _images_below(root: Path, place: str) -> Iterator[str]:
+    """The paths of images in a folder, at any depth."""
+    for folder, inner, names in os.walk(root / place):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        for name in names:
+            if not name.startswith(".") and _is_image_name(name):
+                yield Path(folder, name).relative_to(root).as_posix()
+
+
+def _is_image_name(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS)
+
+
+def _visible(folder: Path) -> list[os.DirEntry[str]]:
+    """What a folder holds, without hidden and macOS `._*` files; nothing where it is none."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        return [entry for entry in entries if not entry.name.startswith(".")]
+
+
+def _checked_names(folder: Path, names: list[str], what: str) -> list[str]:
+    """These names in order; ValueError where there is none, or one is not UTF-8."""
+    names = sorted(names)
     for name in names:
         if name.encode("utf-8", "ignore").decode() != name:
             raise ValueError(f"{folder}: the name {os.fsencode(name)!r} is not UTF-8; rename it")
     if not names:
         expected = f"<root>/<dataset>/<class>/<image> ({', '.join(EXTENSIONS)})"
-        raise ValueError(f"{folder} holds no {what}; expected {expected}: fill it, remove it or name another root")
+        remedy = "fill it, remove it or name another root"
+        raise ValueError(f"{folder} holds no {what}; expected {expected}: {remedy}")
     return names
 
 
-def _split_from(file: Path, images: pd.DataFrame, found: list[str], root: Path, chooses: bool) -> pd.Series:
-    try:
-        rows = pd.read_csv(file, dtype=str, keep_default_na=False, encoding="utf-8-sig", skip_blank_lines=False)
-    except (ValueError, OSError) as error:  # pandas' own are ValueErrors
-        raise ValueError(f"{file}: no file of UTF-8 CSV ({error})") from None
-    by_class = set(rows) == {"dataset", "class_name", "split"}
-    if not by_class and set(rows) != {"path", "split"}:
-        raise ValueError(f"{file}: columns {list(rows)}; expected dataset,class_name,split or path,split")
-    what, allowed = ("class", SPLITS[:2]) if by_class else ("image", SPLITS)
-    rows.index = range(2, len(rows) + 2)  # the lines of the file
-    rows = rows[rows.ne("").any(axis=1)]
-    keys, given = (t["dataset"] + "/" + t["class_name"] if by_class else t["path"] for t in (images, rows))
-    given = given[~given.str.split("/").str[0].isin({*found} - {*images["dataset"]})]  # the others are not loaded
-    split = rows["split"][given.index]
-    problems = {
-        f"no such {what} under {root}": ~given.isin(keys),
-        f"the split of a {what} must be one of {', '.join(allowed)}": ~split.isin(allowed),
-        f"this {what} was given before": given.duplicated(),
-    }
-    for problem, wrong in problems.items():
-        for line in given.index[wrong]:
-            raise ValueError(f"{file}, line {line}: {given[line]},{split[line]}: {problem}")
-    for left in () if chooses else keys[~keys.isin(given)]:
-        raise ValueError(f"{file}: no split for {what} {left!r}; add rows or move out what is not meant")
-    return keys.map(dict(zip(given, split)))
+# ---- which images are for training
+
+
+def _halves(images: pd.DataFrame) -> np.ndarray:
+    """The split of each image where none is given: a dataset's first half of classes is train."""
+    labels = images.groupby("dataset")["label"]
+    place = labels.rank("dense")
+    half = (labels.transform("nunique") + 1) // 2
+    return np.where(place <= half, "train", "test")
+
+
+@dataclass(frozen=True)
+class _SplitTable:
+    """The rows of a split file, by class or by image."""
+
+    file: Path
+    by_class: bool
+    rows: pd.DataFrame  # indexed by the lines of the file
+
+    @classmethod
+    def read(cls, file: Path) -> "_SplitTable":
+        """Read a file; ValueError where it is no CSV or has other columns."""
+        try:
+            rows = pd.read_csv(
+                file,
+                dtype=str,
+                keep_default_na=False,
+                encoding="utf-8-sig",
+                skip_blank_lines=False,
+            )
+        # pandas' own errors are ValueErrors.
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{file}: no file of UTF-8 CSV ({error})") from None
+        by_class = set(rows) == {"dataset", "class_name", "split"}
+        if not by_class and set(rows) != {"path", "split"}:
+            expected = "dataset,class_name,split or path,split"
+            raise ValueError(f"{file}: columns {list(rows)}; expected {expected}")
+        rows.index = pd.RangeIndex(2, len(rows) + 2)
+        return cls(file, by_class, rows[rows.ne("").any(axis=1)])
+
+    @property
+    def what(self) -> str:
+        """What a row is about."""
+        return "class" if self.by_class else "image"
+
+    def keys(self, table: pd.DataFrame) -> pd.Series:
+        """What rows of `table`, be they ours or of the images, are told apart by."""
+        if self.by_class:
+            return table["dataset"] + "/" + table["class_name"]
+        return table["path"]
+
+    def splits(self, images: pd.DataFrame, found: Sequence[str], root: Path) -> pd.Series:
+        """The split of each of `images`, NaN where the file has none; ValueError at a bad row.
+
+        Rows of datasets that are `found` under `root` and not among the images are passed over.
+        """
+        not_loaded = set(found) - set(images["dataset"])
+        given = self.keys(self.rows)
+        given = given[~given.str.split("/").str[0].isin(not_loaded)]
+        split = self.rows["split"][given.index]
+        keys = self.keys(images)
+
+        allowed = SPLITS[:2] if self.by_class else SPLITS
+        problems = {
+            f"no such {self.what} under {root}": ~given.isin(keys),
+            f"the split of a {self.what} must be one of {', '.join(allowed)}": ~split.isin(allowed),
+            f"this {self.what} was given before": given.duplicated(),
+        }
+        for problem, wrong in problems.items():
+            if wrong.any():
+                line = given.index[wrong][0]
+                row = f"{given[line]},{split[line]}"
+                raise ValueError(f"{self.file}, line {line}: {row}: {problem}")
+        return keys.map(dict(zip(given, split)))
+
+    def check_complete(self, images: pd.DataFrame) -> None:
+        """Raise ValueError where one of `images` has no split."""
+        left = self.keys(images)[images["split"].isna()]
+        if len(left):
+            what = f"no split for {self.what} {left.iloc[0]!r}"
+            raise ValueError(f"{self.file}: {what}; add rows or move out what is not meant")

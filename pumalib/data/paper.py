@@ -1,27 +1,373 @@
-"""The eight datasets of the paper (Table 1), each from its original distribution exactly as it unpacks.
-Where one has no split of its own for metric learning, the first half (rounded up) of its sorted classes is train."""
+"""The eight datasets of the paper (Table 1), each from its original distribution as it unpacks.
 
+Where one has no split of its own for metric learning, the first half (rounded up) of its sorted
+classes is train.  `paper_datasets.yaml` says where each comes from and what it holds.
+"""
+
+import functools
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import yaml
-from scipy.io import loadmat
 
-from .. import paths
-from .table import COLUMNS, Benchmark, check_known
+from .table import COLUMNS, Benchmark, Reader, check_known
+
+
+class Archive(NamedTuple):
+    """A file that may be fetched freely."""
+
+    url: str
+    md5: str
+    into: str  # the folder under the root to unpack into
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One dataset, as `paper_datasets.yaml` describes it."""
+
+    name: str
+    reader: str  # a key of `_READERS`
+    folder: str  # as the folder that holds it is usually called
+    files: tuple[str, ...]  # annotation files, by any of which it is known
+    images: str  # the folder of its images
+    counts: dict[str, tuple[int, int]]  # images and classes of each split (Table 1)
+    archives: tuple[Archive, ...] = ()  # none where it has to be fetched by hand:
+    by_hand: str = ""  # then what to do
+    uuid_keys: bool = False  # of the two with the files of birds, the one whose images have UUIDs
+
+
+@functools.cache
+def all_datasets() -> dict[str, Dataset]:
+    """The eight datasets by name, in the order of Table 1."""
+    content = yaml.safe_load(_package_file("paper_datasets.yaml"))
+    return {name: _described(name, entry) for name, entry in content.items()}
+
+
+def _described(name: str, entry: dict[str, Any]) -> Dataset:
+    archives = tuple(Archive(*archive) for archive in entry.pop("archives", ()))
+    files = tuple(entry.pop("files"))
+    counts = {split: tuple(both) for split, both in entry.pop("counts").items()}
+    return Dataset(name=name, archives=archives, files=files, counts=counts, **entry)
+
+
+def _package_file(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text("utf-8")
+
+
+def expected() -> pd.DataFrame:
+    """What Table 1 says: a row per dataset and split, with its numbers of images and classes."""
+    rows = []
+    for dataset in all_datasets().values():
+        for split, (images, classes) in dataset.counts.items():
+            rows.append((dataset.name, split, images, classes))
+    return pd.DataFrame(rows, columns=["dataset", "split", "images", "classes"])
+
+
+def load(root: str | Path, datasets: Sequence[str] | None = None, strict: bool = True) -> Benchmark:
+    """Read the paper's datasets under `root`, all eight or those named.
+
+    Raises ValueError where one is not there or is damaged and, if `strict`, also for missing
+    images or other counts than in Table 1; else these are warned of and missing images left out.
+    """
+    root = Path(root).expanduser()
+    known = all_datasets()
+    names = list(known) if datasets is None else list(datasets)
+    check_known("dataset", names, known)
+    parts = []
+    for name, folder in _folders(root, names).items():
+        parts.append(_read_dataset(root, folder, known[name], strict))
+    images = pd.concat(parts, ignore_index=True)
+    images["label"] = images.groupby(["dataset", "id"], sort=False).ngroup()
+    return Benchmark("paper", images[COLUMNS], root=root)
+
+
+def state(root: Path, datasets: Sequence[str] | None, split: Path | None) -> str:
+    """Sizes and times of change of the annotation files.
+
+    Its 289,000 images are not asked for: that would take minutes where they lie on a network.
+    """
+    root = Path(root).expanduser()
+    seen = []
+    for name, dataset in all_datasets().items():
+        if datasets is not None and name not in datasets:
+            continue
+        folder = find(root, name)
+        for path in dataset.files:
+            if folder is not None and (folder / path).is_file():
+                stat = (folder / path).stat()
+                seen.append(f"{folder / path} {stat.st_size} {stat.st_mtime_ns}")
+    return "\n".join(seen)
+
+
+READER = Reader(load, needs_root=True, options=("strict",), state=state, expected=expected)
+
+
+# ---- where a dataset lies
+
+
+def find(root: Path, name: str) -> Path | None:
+    """The folder of dataset `name`: `root` itself or one at most two levels below.
+
+    None where there is none.
+    """
+    dataset = all_datasets()[name]
+    below = [*sorted(root.glob("[!.]*/")), *sorted(root.glob("[!.]*/[!.]*/"))]
+    for folder in [root, *below]:
+        if _is_folder_of(dataset, folder):
+            return folder
+    return None
+
+
+def _is_folder_of(dataset: Dataset, folder: Path) -> bool:
+    files = [folder / file for file in dataset.files if (folder / file).is_file()]
+    if not files:
+        return False
+    if dataset.reader == "birds":
+        return _has_uuids(files[0]) == dataset.uuid_keys
+    return True
+
+
+def _has_uuids(file: Path) -> bool:
+    """Whether the keys in the first column are UUIDs, whose first part has eight letters."""
+    return "-" in file.read_text("utf-8", "replace")[:9]
+
+
+def _folders(root: Path, names: list[str]) -> dict[str, Path]:
+    """The folder of each named dataset; ValueError where one is not there."""
+    folders = {}
+    lost = []
+    for name in names:
+        folder = find(root, name)
+        if folder is None:
+            dataset = all_datasets()[name]
+            files = ", ".join(dataset.files)
+            lost.append(f"{name}: {dataset.folder}/ with {files}; images in {dataset.images}")
+        else:
+            folders[name] = folder
+    if lost:
+        remedy = "`python -m pumalib data download` fetches them or says how to get them"
+        raise ValueError("\n  ".join([f"not found under {root}; {remedy}", *lost]))
+    return folders
+
+
+# ---- a dataset as a table
+
+
+def annotations(name: str, folder: Path) -> pd.DataFrame:
+    """Read the annotation files in `folder`: a table of `path`, `id`, `class_name` and `split`.
+
+    Raises ValueError where they are missing or damaged.
+    """
+    try:
+        rows = list(_READERS[all_datasets()[name].reader](folder))
+        if not rows:
+            raise ValueError("they name no image")
+    except ImportError:
+        raise
+    # Damaged files raise nearly anything.
+    except Exception as error:
+        what = f"dataset {name!r}: annotation files in {folder} are missing or damaged"
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{what} ({why}); unpack the dataset again") from error
+    table = pd.DataFrame(rows, columns=_Row._fields)
+    if table["split"].isna().all():
+        place = table["id"].rank(method="dense")
+        table["split"] = np.where(place <= (place.max() + 1) // 2, "train", "test")
+    return table
+
+
+def _read_dataset(root: Path, folder: Path, dataset: Dataset, strict: bool) -> pd.DataFrame:
+    """A dataset's rows; ValueError or, if not `strict`, warnings of what is missing."""
+    table = annotations(dataset.name, folder)
+    problems = []
+    there = _are_there(folder, table["path"])
+    if not there.all():
+        lost = table["path"][~there]
+        what = f"{len(lost):,} of {len(table):,} images are missing"
+        example = f"for instance {folder / lost.iloc[0]}"
+        problems.append(f"{what}, {example}; unpack the original archive again")
+        table = table[there].reset_index(drop=True)
+    problems += _wrong_counts(folder, table, dataset)
+    for problem in problems:
+        if strict:
+            raise ValueError(f"dataset {dataset.name!r}: {problem}, or go on with strict=False")
+        warnings.warn(f"dataset {dataset.name!r}: {problem}", stacklevel=4)
+    prefix = f"{folder.relative_to(root).as_posix()}/".removeprefix("./")
+    return table.assign(dataset=dataset.name, path=prefix + table["path"])
+
+
+def _are_there(folder: Path, files: pd.Series) -> np.ndarray:
+    """Whether each file is there.
+
+    A folder is listed once: 289,000 questions would take minutes.
+    """
+    places = files.str.rpartition("/")
+    listed: dict[str, set[str]] = {}
+    for parent in places[0].unique():
+        listed[parent] = set()
+        if (folder / parent).is_dir():
+            with os.scandir(folder / parent) as entries:
+                listed[parent] = {entry.name for entry in entries}
+    return np.array([name in listed[parent] for parent, name in zip(places[0], places[2])])
+
+
+def _wrong_counts(folder: Path, table: pd.DataFrame, dataset: Dataset) -> list[str]:
+    """What differs from Table 1, a sentence per split."""
+    problems = []
+    for split, printed in dataset.counts.items():
+        rows = table[table["split"] == split]
+        found = (len(rows), rows["id"].nunique())
+        if found != printed:
+            here = "{:,} images of {:,} classes".format(*found)
+            there = "{:,} images of {:,} classes".format(*printed)
+            what = f"{folder}: {here} in {split}, Table 1 expects {there}"
+            problems.append(f"{what}; unpack the archive again")
+    return problems
+
+
+# ---- the original formats
+
+
+class _Row(NamedTuple):
+    """What the annotations say of an image."""
+
+    path: str
+    id: int | str  # of its class; classes are sorted by it
+    class_name: str
+    split: str | None = None  # where the dataset has its own
+
+
+def _birds(folder: Path) -> Iterator[_Row]:
+    """Read CUB-200-2011 or NABirds."""
+    images = dict(_records(folder / "images.txt", 2))
+    labels = dict(_records(folder / "image_class_labels.txt", 2))
+    names = dict(_records(folder / "classes.txt", 2))
+    odd = images.keys() ^ labels.keys()
+    if odd:
+        count = f"{len(odd)} images, as {min(odd)!r}"
+        raise ValueError(f"images.txt and image_class_labels.txt differ in {count}")
+    for image, path in images.items():
+        label = labels[image]
+        yield _Row(f"images/{path}", int(label), names[label])
+
+
+def _cars(folder: Path) -> Iterator[_Row]:
+    """Read Cars-196 in either form.
+
+    cars_annos.mat with car_ims/, or devkit/ with cars_train/ and cars_test/.
+    """
+    one_file = (folder / "cars_annos.mat").is_file()
+    one_folder = (folder / "car_ims").is_dir()
+    devkit = (folder / "devkit").is_dir()
+    if one_file and (one_folder or not devkit):
+        return _cars_of_one_file(folder)
+    return _cars_of_devkit(folder)
+
+
+def _cars_of_one_file(folder: Path) -> Iterator[_Row]:
+    file = folder / "cars_annos.mat"
+    names = _matlab(file, "class_names")
+    return _cars_of(file, "relative_im_path", "", names)
+
+
+def _cars_of_devkit(folder: Path) -> Iterator[_Row]:
+    devkit = folder / "devkit"
+    names = _matlab(devkit / "cars_meta.mat", "class_names")
+    yield from _cars_of(devkit / "cars_train_annos.mat", "fname", "cars_train/", names)
+    # The labels of the test images are offered as a file of its own.
+    test = folder / "cars_test_annos_withlabels.mat"
+    if not test.is_file():
+        test = devkit / test.name
+    yield from _cars_of(test, "fname", "cars_test/", names)
+
+
+def _cars_of(file: Path, key: str, prefix: str, names: np.ndarray) -> Iterator[_Row]:
+    """Yield the images of one annotation file, whose paths are under `key`."""
+    annotations = _matlab(file, "annotations")
+    if not {"class", key} <= set(annotations.dtype.names or ()):
+        what = f"{file}: annotations have no 'class' and {key!r}"
+        raise ValueError(f"{what}; the file with labels is needed")
+    for path, label in zip(annotations[key], annotations["class"]):
+        yield _Row(f"{prefix}{path}", *_numbered(label, names, file))
+
+
+def _sop(folder: Path) -> Iterator[_Row]:
+    """Read Stanford Online Products: a class is one product, called by its kind and number."""
+    header = "image_id class_id super_class_id path"
+    for split in ("train", "test"):
+        for _, label, _, path in _records(folder / f"Ebay_{split}.txt", 4, header):
+            kind = path.split("/")[0].removesuffix("_final")
+            yield _Row(path, label, f"{kind} {label}", split)
+
+
+def _inshop(folder: Path) -> Iterator[_Row]:
+    """Read In-Shop: Eval/list_eval_partition.txt and Img/img/, with queries and a gallery."""
+    file = folder / "Eval" / "list_eval_partition.txt"
+    splits = all_datasets()["inshop"].counts
+    for path, item, split in _records(file, 3, "image_name item_id evaluation_status"):
+        check_known("split", [split], splits)
+        yield _Row(f"Img/{path}", item, item, split)
+
+
+def _dogs(folder: Path) -> Iterator[_Row]:
+    """Read Stanford Dogs."""
+    images = _matlab(folder / "file_list.mat", "file_list")
+    labels = _matlab(folder / "file_list.mat", "labels")
+    for path, label in zip(images, labels.tolist(), strict=True):
+        yield _Row(f"Images/{path}", label, str(path).split("/")[0])
+
+
+def _flowers(folder: Path) -> Iterator[_Row]:
+    """Read Flowers-102: imagelabels.mat, setid.mat and jpg/.
+
+    Images are in the order of the three sets, as the authors' code has it.  It comes without the
+    names of its classes; flowers_classes.txt has them from its web page.
+    """
+    names = _package_file("flowers_classes.txt").splitlines()
+    file = folder / "imagelabels.mat"
+    labels = _matlab(file, "labels").tolist()
+    sets = [_matlab(folder / "setid.mat", name) for name in ("trnid", "valid", "tstid")]
+    for image in np.concatenate(sets).tolist():
+        yield _Row(f"jpg/image_{image:05d}.jpg", *_numbered(labels[image - 1], names, file))
+
+
+def _aircraft(folder: Path) -> Iterator[_Row]:
+    """Read FGVC-Aircraft."""
+    for part in ("trainval", "test"):
+        for image, name in _records(folder / "data" / f"images_variant_{part}.txt", 2):
+            yield _Row(f"data/images/{image}.jpg", name, name)
+
+
+_READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
+    "birds": _birds,
+    "cars": _cars,
+    "sop": _sop,
+    "inshop": _inshop,
+    "dogs": _dogs,
+    "flowers": _flowers,
+    "aircraft": _aircraft,
+}
 
 
 def _records(file: Path, columns: int, header: str = "") -> list[list[str]]:
-    """The values of each line below `header`, one of the first two lines; the last value may hold spaces."""
-    lines = [line.strip().split(None, columns - 1) for line in file.read_text("utf-8-sig").splitlines()]
-    if header and header.split() not in lines[:2]:
-        raise ValueError(f"{file}: no header {header!r}")
-    start = lines.index(header.split()) + 1 if header else 0
+    """The values of each line below `header`, one of the first two lines.
+
+    The last value of a line may hold spaces.
+    """
+    text = file.read_text("utf-8-sig")
+    lines = [line.strip().split(None, columns - 1) for line in text.splitlines()]
+    start = 0
+    if header:
+        if header.split() not in lines[:2]:
+            raise ValueError(f"{file}: no header {header!r}")
+        start = lines.index(header.split()) + 1
     for number, values in enumerate(lines[start:], start + 1):
         if len(values) not in (0, columns):
             raise ValueError(f"{file}, line {number}: {values}; expected {columns} values")
@@ -29,142 +375,20 @@ def _records(file: Path, columns: int, header: str = "") -> list[list[str]]:
 
 
 def _matlab(file: Path, name: str) -> np.ndarray:
-    with open(file, "rb") as stream:
+    """The variable `name` of a Matlab file, as an array of one dimension or more."""
+    try:
+        from scipy.io import loadmat
+    except ImportError as error:
+        raise ImportError(f"{file} is read by scipy: pip install scipy") from error
+    with file.open("rb") as stream:
         return np.atleast_1d(loadmat(stream, squeeze_me=True, variable_names=[name])[name])
 
 
-def _named(label, names: list[str] | np.ndarray, file: Path) -> tuple[int, str]:
-    """A class number from 1 on, of any type in which Matlab stores numbers, as an int and with its name."""
+def _numbered(label: Any, names: Sequence[str] | np.ndarray, file: Path) -> tuple[int, str]:
+    """A class number from 1 on as an int, and its name.
+
+    Matlab stores numbers in many types; ValueError where there is no such class.
+    """
     if str(label).removesuffix(".0").isdecimal() and 1 <= label <= len(names):
         return int(label), str(names[int(label) - 1])
     raise ValueError(f"{file}: class {label} is not in 1 to {len(names)}")
-
-
-def _birds(folder: Path) -> Iterator[tuple]:
-    files = "images.txt", "image_class_labels.txt", "classes.txt"
-    images, labels, names = (dict(_records(folder / file, 2)) for file in files)
-    if odd := images.keys() ^ labels.keys():
-        raise ValueError(f"images.txt and image_class_labels.txt differ in {len(odd)} images, as {min(odd)!r}")
-    return ((f"images/{path}", int(labels[image]), names[labels[image]]) for image, path in images.items())
-
-
-def _cars(folder: Path) -> Iterator[tuple]:
-    """Cars-196: cars_annos.mat with car_ims/, or devkit/ with cars_train/ and cars_test/."""
-    one, devkit = folder / "cars_annos.mat", folder / "devkit"
-    if one.is_file() and ((folder / "car_ims").is_dir() or not devkit.is_dir()):
-        names, parts = _matlab(one, "class_names"), [(one, "relative_im_path", "")]
-    else:
-        names, test = _matlab(devkit / "cars_meta.mat", "class_names"), "cars_test_annos_withlabels.mat"
-        test = folder / test if (folder / test).is_file() else devkit / test  # offered as a file of its own
-        parts = [(devkit / "cars_train_annos.mat", "fname", "cars_train/"), (test, "fname", "cars_test/")]
-    for file, key, prefix in parts:
-        annotations = _matlab(file, "annotations")
-        if not {"class", key} <= set(annotations.dtype.names or ()):
-            raise ValueError(f"{file}: annotations have no 'class' and {key!r}; the file with labels is needed")
-        for path, label in zip(annotations[key], annotations["class"]):
-            yield f"{prefix}{path}", *_named(label, names, file)
-
-
-def _sop(folder: Path) -> Iterator[tuple]:
-    """Stanford Online Products: a class is one product for sale, called by its kind and number."""
-    for split in ("train", "test"):
-        for _, label, _, path in _records(folder / f"Ebay_{split}.txt", 4, "image_id class_id super_class_id path"):
-            yield path, label, f"{path.split('/')[0].removesuffix('_final')} {label}", split
-
-
-def _inshop(folder: Path) -> Iterator[tuple]:
-    """In-Shop: Eval/list_eval_partition.txt and Img/img/; queries are searched in the gallery only."""
-    header = "image_name item_id evaluation_status"
-    for path, item, split in _records(folder / "Eval" / "list_eval_partition.txt", 3, header):
-        check_known("split", [split], DATASETS["inshop"].counts)
-        yield f"Img/{path}", item, item, split
-
-
-def _dogs(folder: Path) -> Iterator[tuple]:
-    images, labels = (_matlab(folder / "file_list.mat", name) for name in ("file_list", "labels"))
-    for path, label in zip(images, labels.tolist(), strict=True):
-        yield f"Images/{path}", label, str(path).split("/")[0]
-
-
-def _flowers(folder: Path) -> Iterator[tuple]:
-    """Flowers-102: imagelabels.mat, setid.mat and jpg/, in the order of the three sets as the authors' code has it."""
-    names = (paths.PAPER / "flowers.txt").read_text("utf-8").splitlines()  # from its web page: it comes without
-    file, sets = folder / "imagelabels.mat", [_matlab(folder / "setid.mat", s) for s in ("trnid", "valid", "tstid")]
-    labels = _matlab(file, "labels").tolist()
-    for image in np.concatenate(sets).tolist():
-        yield f"jpg/image_{image:05d}.jpg", *_named(labels[image - 1], names, file)
-
-
-def _aircraft(folder: Path) -> Iterator[tuple]:
-    for part in ("trainval", "test"):
-        for image, name in _records(folder / "data" / f"images_variant_{part}.txt", 2):
-            yield f"data/images/{image}.jpg", name, name
-
-
-_YAML = yaml.safe_load((paths.PAPER / "datasets.yaml").read_text("utf-8"))  # explained there
-DATASETS = {name: SimpleNamespace(**described) for name, described in _YAML.items()}
-# What reads each: path, class id, class name and, where the dataset has its own, split of every image
-_READERS = dict(zip(DATASETS, (_birds, _cars, _sop, _inshop, _birds, _dogs, _flowers, _aircraft)))
-
-
-def annotations(name: str, folder: Path) -> pd.DataFrame:
-    """The table of `path`, `id`, `class_name` and `split` that the annotation files in `folder` give."""
-    try:
-        rows = list(_READERS[name](folder))
-        table = pd.DataFrame(rows, columns=["path", "id", "class_name", "split"][: len(rows[0])])
-    except Exception as error:  # damaged files raise nearly anything
-        what = f"dataset {name!r}: annotation files in {folder} are missing or damaged"
-        raise ValueError(f"{what} ({type(error).__name__}: {error}); unpack the dataset again") from error
-    if "split" not in table:
-        place = table["id"].rank(method="dense")
-        table["split"] = np.where(place <= (place.max() + 1) // 2, "train", "test")
-    return table
-
-
-def find(root: Path, name: str) -> Path | None:
-    """The folder of dataset `name`: `root` itself or one at most two levels below; None where there is none."""
-    for folder in [root, *sorted(root.glob("[!.]*/")), *sorted(root.glob("[!.]*/[!.]*/"))]:
-        here = [folder / file for file in DATASETS[name].files if (folder / file).is_file()]
-        if here and _READERS[name] is _birds:  # two datasets have these files; the keys of NABirds are UUIDs
-            here = ("-" in here[0].read_text("utf-8", "replace")[:9]) == (name == "nabirds")
-        if here:
-            return folder
-    return None
-
-
-def load(root: str | Path, datasets: list[str] | None = None, strict: bool = True) -> Benchmark:
-    """The paper's datasets under `root`, all eight or those named; ValueError: one is not there, or is damaged.
-    If `strict`, else it warns, also for missing images (they are left out) or other counts than in Table 1."""
-    root, names = Path(root).expanduser(), list(DATASETS) if datasets is None else datasets
-    check_known("dataset", names, DATASETS)
-    folders = {name: find(root, name) for name in names}
-    if lost := {name: DATASETS[name] for name, folder in folders.items() if folder is None}:
-        expected = [f"{name}: {d.folder}/ with {', '.join(d.files)}; images in {d.images}" for name, d in lost.items()]
-        remedy = "`python -m pumalib data download` fetches them or says how to get them"
-        raise ValueError("\n  ".join([f"not found under {root}; {remedy}", *expected]))
-    images = pd.concat([_whole(root, folder, name, strict) for name, folder in folders.items()], ignore_index=True)
-    images["label"] = images.groupby(["dataset", "id"], sort=False).ngroup()
-    return Benchmark("paper", images[COLUMNS], root=root)
-
-
-def _whole(root: Path, folder: Path, name: str, strict: bool) -> pd.DataFrame:
-    table, problems = annotations(name, folder), []
-    places = table["path"].str.rpartition("/")  # a folder is listed once: 289,000 questions would take minutes
-    listed = {p: set(os.listdir(folder / p)) if (folder / p).is_dir() else () for p in places[0].unique()}
-    there = np.array([file in listed[parent] for parent, file in zip(places[0], places[2])])
-    if not there.all():
-        lost, example = f"{(~there).sum():,} of {len(table):,} images", folder / table["path"][~there].iloc[0]
-        problems.append(f"{lost} are missing, for instance {example}; unpack the original archive again")
-        table = table[there].reset_index(drop=True)
-    for split, expected in DATASETS[name].counts.items():
-        rows = table[table["split"] == split]
-        found = [len(rows), rows["id"].nunique()]
-        if found != expected:
-            here, printed = ("{:,} images of {:,} classes".format(*counts) for counts in (found, expected))
-            problems.append(f"{folder}: {here} in {split}, Table 1 expects {printed}; unpack the archive again")
-    for problem in problems:
-        if strict:
-            raise ValueError(f"dataset {name!r}: {problem}, or go on with strict=False")
-        warnings.warn(f"dataset {name!r}: {problem}", stacklevel=4)
-    prefix = f"{folder.relative_to(root).as_posix()}/".removeprefix("./")
-    return table.assign(dataset=name, path=prefix + table["path"])

@@ -1,65 +1,106 @@
-"""Smaller copies of image files, which decode several times as fast: JPEGs in `paths.CACHE`, as old as the images."""
+"""Smaller copies of image files, which decode several times as fast.
+
+They are JPEGs in `paths.CACHE`, each as old as its image.
+"""
 
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from PIL import ExifTags, Image
 
 from .. import paths
-from .batches import decode, image_error
-from .table import Benchmark, cache_name, check, each
+from .images import ImageError, decode, image_error
+from .table import Benchmark, cache_name, check, in_threads
 
-SIDE, QUALITY = 384, 92  # the shorter side in pixels, at most, and quality of the JPEGs
+SIDE = 384  # the shorter side in pixels, at most
+QUALITY = 92  # of the JPEGs
+# File systems keep times to so many seconds or better.
+SAME_TIME = 2
 
 
 def prepare(benchmark: Benchmark) -> Path:
-    """Make the copies that are missing or outdated in a folder, returned; ValueError, in the end: unreadable images."""
-    folder = _folder(benchmark)
-    copy = partial(image_error, partial(_copy, benchmark.root, folder))
-    if errors := list(filter(None, each(copy, unprepared(benchmark), "preparing"))):
-        raise ValueError(f"{len(errors)} images cannot be prepared, all others are; the first: {errors[0]}")
+    """Make the copies that are missing or outdated, and return their folder.
+
+    Raises ValueError in the end, if images cannot be read.
+    """
+    folder = _copies_folder(benchmark)
+    root = benchmark.folder
+
+    def copy(path: str) -> ImageError | None:
+        return image_error(lambda image: _copy(image, folder / _jpeg(path)), root / path)
+
+    results = in_threads(copy, unprepared(benchmark), "preparing")
+    errors = [error for error in results if error is not None]
+    if errors:
+        what = f"{len(errors)} images cannot be prepared, all others are"
+        raise ValueError(f"{what}; the first: {errors[0]}")
     return folder
 
 
 def use_prepared(benchmark: Benchmark) -> Benchmark:
-    """`benchmark` with the copies of `prepare` in place of its images; ValueError where one is missing or outdated."""
-    if left := unprepared(benchmark):
-        what = f"{len(left):,} of {len(benchmark.images):,} images have no prepared copy of their present state"
-        remedy = f"prepare --benchmark {benchmark.name} --root {benchmark.root} {' '.join(benchmark.datasets)}"
-        raise ValueError(f"{what}, for instance {left[0]}; run `python -m pumalib data {remedy}`")
-    images = benchmark.images.assign(path=benchmark.images["path"].map(_jpeg))
-    return check(replace(benchmark, images=images, root=_folder(benchmark)))
+    """`benchmark` with the copies of `prepare` in place of its images.
+
+    Raises ValueError where one is missing or outdated.
+    """
+    left = unprepared(benchmark)
+    if left:
+        count = f"{len(left):,} of {len(benchmark.images):,} images"
+        what = f"{count} have no prepared copy of their present state, for instance {left[0]}"
+        where = f"--benchmark {benchmark.name} --root {benchmark.root}"
+        command = f"python -m pumalib data prepare {where} {' '.join(benchmark.datasets)}"
+        raise ValueError(f"{what}; run `{command}`")
+    copies = benchmark.images.assign(path=benchmark.images["path"].map(_jpeg))
+    return check(replace(benchmark, images=copies, root=_copies_folder(benchmark)))
 
 
 def unprepared(benchmark: Benchmark) -> list[str]:
-    """Paths of the images whose copy is missing or has another time; file systems keep it to 2 s or better."""
-    folder, left = _folder(benchmark), []
-    for path in benchmark.images["path"]:
-        image, copy = f"{benchmark.root}/{path}", f"{folder}/{_jpeg(path)}"
-        if not os.path.exists(copy) or abs(os.path.getmtime(copy) - os.path.getmtime(image)) > 2:
-            left.append(path)
-    return left
+    """Paths of the images whose copy is missing or has another time."""
+    folder = _copies_folder(benchmark)
+    root = benchmark.folder
+    return [
+        path
+        for path in benchmark.images["path"]
+        if not _is_as_old(folder / _jpeg(path), root / path)
+    ]
 
 
-def _folder(benchmark: Benchmark) -> Path:
+def _is_as_old(copy: Path, image: Path) -> bool:
+    """Whether a copy is there, and of the same time as its image."""
+    try:
+        copied = copy.stat().st_mtime
+    except OSError:
+        return False
+    return abs(copied - image.stat().st_mtime) <= SAME_TIME
+
+
+def _copies_folder(benchmark: Benchmark) -> Path:
     if benchmark.pixels is not None:
-        raise ValueError(f"benchmark {benchmark.name!r} is embedded; only image files are prepared")
-    return paths.CACHE / "prepared" / cache_name(benchmark.root)
+        what = f"benchmark {benchmark.name!r} is embedded"
+        raise ValueError(f"{what}; only image files are prepared")
+    return paths.CACHE / "prepared" / cache_name(benchmark.folder)
 
 
 def _jpeg(path: str) -> str:
-    return path if path.lower().endswith((".jpg", ".jpeg")) else f"{path}.jpg"
+    """The path of an image's copy."""
+    if path.lower().endswith((".jpg", ".jpeg")):
+        return path
+    return f"{path}.jpg"
 
 
-def _copy(root: Path, folder: Path, path: str) -> None:
-    changed, turn, exif = os.stat(root / path).st_mtime_ns, ExifTags.Base.Orientation, Image.Exif()
-    image = decode(root / path)
-    with Image.open(root / path) as original:  # its orientation is copied, not applied
-        exif[turn] = original.getexif().get(turn, 1)
+def _copy(source: Path, target: Path) -> None:
+    """Write the copy of one image; ImageError where it cannot be read."""
+    changed = source.stat().st_mtime_ns
+    image = decode(source)
+    # Its orientation is copied, not applied.
+    orientation = ExifTags.Base.Orientation
+    exif = Image.Exif()
+    with Image.open(source) as original:
+        exif[orientation] = original.getexif().get(orientation, 1)
+
     scale = min(1, SIDE / min(image.size))
-    image = image.resize([max(1, round(length * scale)) for length in image.size], Image.Resampling.BICUBIC)
-    with paths.written_whole(folder / _jpeg(path)) as temporary:
+    width, height = (max(1, round(length * scale)) for length in image.size)
+    image = image.resize((width, height), Image.Resampling.BICUBIC)
+    with paths.written_whole(target) as temporary:
         image.save(temporary, "JPEG", quality=QUALITY, exif=exif)
         os.utime(temporary, ns=(changed, changed))

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,25 +19,35 @@ from .. import paths
 
 COLUMNS = ["path", "label", "class_name", "dataset", "split"]
 SPLITS = ("train", "test", "query", "gallery")
+# Digests are kept after so many files: a process that is killed loses only the last ones.
+KEPT_TOGETHER = 20_000
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
     """A set of retrieval datasets, as files under `root` or embedded as `pixels`.
-    The columns of `images`: `path` (str, relative to `root`, or the row of `pixels`), `label` (int, unique over all
-    datasets), `class_name`, `dataset` and `split` ("train", "test", "query" or "gallery"; "test": both of the last)."""
 
-    name: str  # "mini", "folders" or "paper"
+    The columns of `images`: `path` (str, relative to `root`, or the row of `pixels`), `label` (int,
+    unique over all datasets), `class_name`, `dataset` and `split`, which is "train", "test",
+    "query" or "gallery"; "test" is both of the last.
+    """
+
+    name: str  # a key of `data.READERS`, such as "mini"
     images: pd.DataFrame  # a row per image
     root: Path | None = None
     pixels: np.ndarray | None = None  # (n, H, W, 3) uint8
 
     @property
     def datasets(self) -> list[str]:
+        """The names of its datasets, in the order of the table."""
         return list(dict.fromkeys(self.images["dataset"]))
 
     @property
     def train(self) -> pd.DataFrame:
+        """Every row that is trained on."""
         return self.images[self.images["split"] == "train"]
 
     @property
@@ -43,90 +55,267 @@ class Benchmark:
         """Every row that is evaluated: test, query and gallery."""
         return self.images[self.images["split"] != "train"]
 
-    def select(self, datasets: list[str] | tuple[str, ...] | None) -> "Benchmark":
-        """The same benchmark, only these datasets (None: all), in the given order."""
+    @property
+    def folder(self) -> Path:
+        """The folder that `path` is relative to; ValueError where the images are no files."""
+        if self.root is None:
+            raise ValueError(f"benchmark {self.name!r} is embedded: its images are no files")
+        return self.root
+
+    def select(self, datasets: Sequence[str] | None) -> "Benchmark":
+        """Return the benchmark with only these datasets (None: all), in the given order."""
         if datasets is None:
             return self
+        check_asked(datasets)
         check_known("dataset", datasets, self.datasets)
         parts = [self.images[self.images["dataset"] == name] for name in datasets]
         return replace(self, images=pd.concat(parts, ignore_index=True))
 
     def holdout(self) -> "Benchmark":
-        """The training images alone, each dataset's classes halved: to choose settings without the test classes."""
+        """Return the training images alone, each dataset's classes halved into train and test.
+
+        It is there to choose settings without looking at the test classes.
+        """
         rows = self.train.reset_index(drop=True)
         place = rows.groupby("dataset", sort=False)["label"].rank("dense", pct=True)
         return replace(self, images=rows.assign(split=np.where(place <= 0.5, "train", "test")))
 
     @cached_property
-    def digest(self) -> str:  # once per table: every run of a notebook asks
-        """SHA-256 of the table and of the contents of every image, wherever they lie."""
-        if self.pixels is None:
-            parts = self.images.groupby("dataset", sort=False)["path"]
-            contents = pd.concat([_contents(self.root, name, files) for name, files in parts])
-        else:
-            contents = self.images["path"].map(lambda row: _sha256(self.pixels[int(row)].tobytes()))
-        table = self.images[COLUMNS].assign(contents=contents)
+    def contents(self) -> pd.Series:
+        """SHA-256 of each image's file, or of its embedded pixels, by the index of `images`."""
+        if self.pixels is not None:
+            pixels = self.pixels
+            return self.images["path"].map(lambda row: _sha256(pixels[int(row)].tobytes()))
+        parts = self.images.groupby("dataset", sort=False)["path"]
+        return pd.concat([_contents(self.folder, str(name), files) for name, files in parts])
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the table and of the contents of every image, wherever they lie.
+
+        Cached, as every run of a notebook asks for it: its name depends on it.
+        """
+        table = self.images[COLUMNS].assign(contents=self.contents)
         return _sha256(table.to_csv(index=False, lineterminator="\n").encode())
 
 
-def check_known(kind: str, names, known) -> None:
+@dataclass(frozen=True)
+class Reader:
+    """How a benchmark is read, and what is special about it: an entry of `data.READERS`.
+
+    `load(root, datasets)` returns the `Benchmark` of the named datasets (None: all); it raises
+    ValueError where something is missing or damaged.  Everything else has a default that fits a
+    benchmark without particulars.
+    """
+
+    load: Callable[..., Benchmark]
+    # Whether `load` needs the folder of the datasets.
+    needs_root: bool = False
+    # Whether photographs are turned as their EXIF data says, unless a run's settings decide.
+    upright: bool = False
+    # Which of `split=` and `strict=` of `data.read` are passed to `load`.
+    options: tuple[str, ...] = ()
+    # `state(root, datasets, split)` tells cheaply whether what `load` reads has changed.  Without
+    # it a benchmark is read once in a process.
+    state: Callable[[Path, Sequence[str] | None, Path | None], str] | None = None
+    # `expected()` is what the benchmark is known to hold before its files are there: a row per
+    # dataset and split, with the columns dataset, split, images and classes.
+    expected: Callable[[], pd.DataFrame] | None = None
+
+
+def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None:
     """Raise ValueError naming the unknown `names` and the `known` ones."""
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"unknown {kind} {', '.join(map(repr, unknown))}; known: {', '.join(map(str, known))}")
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        asked = ", ".join(map(repr, unknown))
+        raise ValueError(f"unknown {kind} {asked}; known: {', '.join(map(str, known))}")
+
+
+def check_asked(datasets: Sequence[str] | None) -> None:
+    """Raise ValueError where datasets are asked for and none is named."""
+    if datasets is not None and len(datasets) == 0:
+        raise ValueError(
+            f"datasets = {datasets!r} names none; name one or more, or give None for all"
+        )
+
+
+# ---- what no benchmark may be
 
 
 def check(benchmark: Benchmark) -> Benchmark:
-    """Return `benchmark` if it can be trained and tested on, else raise ValueError: the dataset and what to do."""
+    """Return `benchmark` if it can be trained and tested on.
+
+    Raises ValueError, which names the dataset and what to do.
+    """
     images = benchmark.images
-    for image in images[images.duplicated(["dataset", "path"])].itertuples():
-        raise ValueError(f"dataset {image.dataset!r}: image {image.path!r} stands twice in the table")
+    twice = images[images.duplicated(["dataset", "path"])]
+    if len(twice):
+        first = twice.iloc[0]
+        what = f"image {first['path']!r} stands twice in the table"
+        raise ValueError(f"dataset {first['dataset']!r}: {what}")
     for name, rows in images.groupby("dataset", sort=False):
-        split, classes = rows["split"], rows["class_name"]
-        train, test = set(classes[split == "train"]), set(classes[split != "train"])
-        gallery = classes[split.isin(["test", "gallery"])].value_counts()
-        positives = classes.map(gallery).fillna(0) - (split == "test")  # an image is not its own positive
-        if name in ("unified", "harmonic"):
-            problem = "the name of an overall accuracy; rename the dataset"
-        elif both := train & test:
-            problem = f"class {min(both)!r} is in train and test ({len(both)} such classes); move it to one side"
-        elif min(len(train), len(test)) < 2:
-            count = f"{len(train)} class(es) in train, {len(test)} in test"
-            problem = f"{count}; at least 2 are needed in each: add some, or leave the dataset out with datasets=[...]"
-        elif not (positives[split.isin(["test", "query"])] > 0).any():
-            problem = "no query has another image of its class to find (in the gallery); give a test class two images"
-        else:
-            continue
-        raise ValueError(f"dataset {name!r}: {problem}")
+        problem = _problem(str(name), rows)
+        if problem:
+            raise ValueError(f"dataset {name!r}: {problem}")
     return benchmark
 
 
+def _problem(name: str, rows: pd.DataFrame) -> str | None:
+    """The first reason why a dataset with these rows cannot be used."""
+    if name in ("unified", "harmonic"):
+        return "the name of an overall accuracy; rename the dataset"
+    for find_problem in (_class_on_both_sides, _too_few_classes, _nothing_to_find):
+        problem = find_problem(rows)
+        if problem:
+            return problem
+    return None
+
+
+def _classes_of_sides(rows: pd.DataFrame) -> tuple[set[str], set[str]]:
+    """The names of the classes in train, and of those in test."""
+    in_train = rows["split"] == "train"
+    return set(rows["class_name"][in_train]), set(rows["class_name"][~in_train])
+
+
+def _class_on_both_sides(rows: pd.DataFrame) -> str | None:
+    train, test = _classes_of_sides(rows)
+    both = train & test
+    if both:
+        count = f"({len(both)} such classes)"
+        return f"class {min(both)!r} is in train and test {count}; move it to one side"
+    return None
+
+
+def _too_few_classes(rows: pd.DataFrame) -> str | None:
+    train, test = _classes_of_sides(rows)
+    if min(len(train), len(test)) >= 2:
+        return None
+    count = f"{len(train)} class(es) in train, {len(test)} in test"
+    remedy = "add some, or leave the dataset out with datasets=[...]"
+    return f"{count}; at least 2 are needed in each: {remedy}"
+
+
+def _nothing_to_find(rows: pd.DataFrame) -> str | None:
+    split = rows["split"]
+    classes = rows["class_name"]
+    in_gallery = classes[split.isin(["test", "gallery"])].value_counts()
+    # An image is not its own positive.
+    positives = classes.map(in_gallery).fillna(0) - (split == "test")
+    queries = split.isin(["test", "query"])
+    if (positives[queries] > 0).any():
+        return None
+    what = "no query has another image of its class to find (in the gallery)"
+    return f"{what}; give a test class two images"
+
+
+# ---- equal files
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """How many images stand twice where they must not, each kind with a pair of paths."""
+
+    # Test images whose file is a training image too, of whatever dataset.
+    tested: int
+    tested_example: tuple[str, str] | None
+    # Images whose file stands in another class of the same side too.
+    ambiguous: int
+    ambiguous_example: tuple[str, str] | None
+
+
+def duplicates(benchmark: Benchmark) -> Duplicates:
+    """Count equal files across train and test, and across the classes of either, by their digests.
+
+    Costs nothing beyond `Benchmark.digest`, which reads the same contents.
+    """
+    rows = benchmark.images.assign(contents=benchmark.contents)
+    in_train = rows["split"] == "train"
+    originals = rows[in_train].drop_duplicates("contents").set_index("contents")["path"]
+    tested = rows[~in_train & rows["contents"].isin(originals.index)]
+    tested_example = None
+    if len(tested):
+        copy = tested.iloc[0]
+        tested_example = (str(originals[copy["contents"]]), str(copy["path"]))
+
+    side = in_train.rename("side")
+    classes = rows.groupby([side, "contents"])["label"].transform("nunique")
+    ambiguous = rows[classes > 1]
+    ambiguous_example = None
+    if len(ambiguous):
+        first = ambiguous.iloc[0]
+        same_side = in_train[ambiguous.index] == in_train[first.name]
+        same = ambiguous[same_side & (ambiguous["contents"] == first["contents"])]
+        other = same[same["label"] != first["label"]].iloc[0]
+        ambiguous_example = (str(first["path"]), str(other["path"]))
+    return Duplicates(len(tested), tested_example, len(ambiguous), ambiguous_example)
+
+
+def warn_of_duplicates(benchmark: Benchmark) -> None:
+    """Warn of copies of training images in test, and of equal files in two classes."""
+    found = duplicates(benchmark)
+    if found.tested_example:
+        original, copy = found.tested_example
+        text = f"{found.tested} test images are copies of training images, for instance {copy}"
+        warnings.warn(f"{text} of {original}; results count them as new", stacklevel=2)
+    if found.ambiguous_example:
+        one, other = found.ambiguous_example
+        text = f"{found.ambiguous} images stand in two classes or more, for instance {one}"
+        warnings.warn(f"{text} as {other}; no model can tell these apart", stacklevel=2)
+
+
+# ---- reading many files
+
+
 def _contents(root: Path, dataset: str, files: pd.Series) -> pd.Series:
-    """SHA-256 of each file, kept in `paths.CACHE` by size, time of change and path: only new and changed are read."""
+    """SHA-256 of each of a dataset's files; only those that are new or changed are read.
+
+    Digests are kept in `paths.CACHE` by size, time of change and path.
+    """
     cache = paths.CACHE / "contents" / cache_name(root) / f"{dataset}.json"
-    try:
-        known = dict(json.loads(cache.read_text("utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):  # a damaged cache is made again
-        known = {}
-    stats = ((path, os.stat(f"{root}/{path}")) for path in files)
-    keys = {path: f"{stat.st_size} {stat.st_mtime_ns} {path}" for path, stat in stats}
+    known = _kept_digests(cache)
+    keys = {}
+    for path in files:
+        state = (root / path).stat()
+        keys[path] = f"{state.st_size} {state.st_mtime_ns} {path}"
     new = [path for path, key in keys.items() if key not in known]
-    for at in range(0, len(new), 20_000):  # kept after each: a killed process loses only the last
-        part = new[at : at + 20_000]
-        digests = each(lambda path: _sha256((root / path).read_bytes()), part, f"digests of {dataset}")
-        known |= zip(map(keys.get, part), digests)
+
+    def digest(path: str) -> str:
+        return _sha256((root / path).read_bytes())
+
+    for start in range(0, len(new), KEPT_TOGETHER):
+        part = new[start : start + KEPT_TOGETHER]
+        digests = in_threads(digest, part, f"digests of {dataset}")
+        for path, value in zip(part, digests):
+            known[keys[path]] = value
         with paths.written_whole(cache) as temporary:
             temporary.write_text(json.dumps(known), "utf-8")
     return files.map(keys).map(known)
+
+
+def _kept_digests(cache: Path) -> dict[str, str]:
+    """What a file of the cache holds; a damaged one is made again."""
+    try:
+        return dict(json.loads(cache.read_text("utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        return {}
 
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def each(function: Callable, items: list, what: str) -> list:
-    """`function` of every item, by threads (reading, hashing and decoding let others run), with a bar named `what`."""
+def in_threads(
+    function: Callable[[Item], Result], items: Sequence[Item], what: str
+) -> list[Result]:
+    """Call `function` on every item, by threads, with a bar named `what`; results in their order.
+
+    Threads help: reading, hashing and decoding let others run.
+    """
+    if not items:
+        return []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(tqdm(pool.map(function, items), what, len(items), unit="image")) if items else []
+        results = pool.map(function, items)
+        return list(tqdm(results, what, len(items), unit="image"))
 
 
 def cache_name(root: Path) -> str:

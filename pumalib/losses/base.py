@@ -1,66 +1,139 @@
-"""What every loss shares: the contract of `forward`, and geometry without NaN or overflow."""
+"""What every loss shares: the contract of `forward`, checks of settings, geometry without NaN."""
+
+from collections.abc import Callable, Collection
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..config import Amount, Count, checked
+from ..config import Amount, Count, Rate, checked
 
 
 class Loss(nn.Module):
-    """A loss `compute(x, labels)`; `class Some(Loss, margin=0.1, variant=("paper", "code"))` has these hyperparameters.
-    Of names the first is the default; "code" is the loss as PUMA's authors released it."""
+    """A loss `compute(x, labels)` of embeddings x (N, dim) and the labels (N,) of their classes.
 
-    batches = "random"  # the batches it wants, or "classes": some classes, several images of each
-    normalised_input = True  # False where it needs the model's output before L2 normalisation; others normalise it
-    metric = "cosine"  # how to compare outputs, or a function of (q, D) and (g, D) outputs to (q, g) distances
+    A subclass writes `compute`, and a constructor that takes `num_classes`, `dim` and its own
+    hyperparameters, each with a default.  `num_classes` and `dim` are None where a loss does not
+    need them and nobody says them: labels may then be any integers >= 0, rows of any length.
+    """
 
-    def __init_subclass__(cls, **hyper):
-        cls.hyper = hyper or getattr(cls, "hyper", {})
+    # The batches it wants: "random", or "classes", of some classes and several images of each.
+    batches: str = "random"
+    # False where it needs the model's output before L2 normalisation; others normalise it.
+    normalised_input: bool = True
+    # How to compare outputs: a name, or a function of (q, D), (g, D) outputs to (q, g) distances.
+    metric: str | Callable[[Tensor, Tensor], Tensor] = "cosine"
 
-    def __init__(self, num_classes: int, dim: int, **hyper):
+    def __init__(self, num_classes: int | None = None, dim: int | None = None) -> None:
         super().__init__()
-        self.num_classes, self.dim, self._labels_seen = num_classes, dim, False
-        if unknown := [key for key in hyper if key not in self.hyper]:
-            raise ValueError(f"unknown {unknown[0]!r} of {type(self).__name__}; known: {', '.join(self.hyper)}")
-        for key, default in self.hyper.items():
-            names = default if isinstance(default, tuple) else ()
-            value = hyper.get(key, names[0] if names else default)
-            if names and value not in names:
-                raise ValueError(f"unknown {key} {value!r}; known: {', '.join(names)}")
-            if isinstance(default, (int, float)):
-                value = checked(f"{key} = {value!r}", Count if isinstance(default, int) else Amount, value)
-            setattr(self, key, value)
+        self.num_classes = num_classes
+        self.dim = dim
+        self._labels_seen = False
+
+    def compute(self, x: Tensor, labels: Tensor) -> Tensor:
+        """The loss of checked embeddings x (N, dim), float32 or float64, and int64 labels (N,)."""
+        raise NotImplementedError
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """A scalar, in float32 (float64 if the input or a parameter is), whatever the autocast state.
-        Embeddings are (N, dim), labels integers (N,) in 0..num_classes-1; else ValueError."""
-        x, shape = embeddings, tuple(embeddings.shape)
-        if x.ndim != 2 or x.shape[1] != self.dim or not x.is_floating_point():
-            raise ValueError(f"embeddings must be floats of shape (N, {self.dim}), got {x.dtype} {shape}")
-        integers = torch.can_cast(labels.dtype, torch.long) and labels.dtype != torch.bool
-        if labels.shape != shape[:1] or not len(x) or not integers:
-            got = f"{labels.dtype} {tuple(labels.shape)} for embeddings {shape}"
-            raise ValueError(f"labels must be integers of shape (N,) with N >= 1 as the embeddings, got {got}")
-        low, high = labels.aminmax()
-        inside = (low >= 0) & (high < self.num_classes)
-        if self._labels_seen and labels.is_cuda:
-            torch._assert_async(inside, f"labels outside 0..{self.num_classes - 1}")  # waits for nothing
-        elif not inside:
-            raise ValueError(f"labels must lie in 0..{self.num_classes - 1}, got {low.item()}..{high.item()}")
-        self._labels_seen = True
-        double = torch.float64 in {x.dtype, *(parameter.dtype for parameter in self.parameters())}
-        with torch.autocast(x.device.type, enabled=False):
-            return self.compute(x.double() if double else x.float(), labels.long())
+        """The loss, a scalar, of embeddings (N, dim) and integer labels (N,) in 0..num_classes-1.
+
+        It is float32 (float64 if the input or a parameter is), whatever the autocast state.
+        Raises ValueError for other embeddings or labels.
+        """
+        self._check_embeddings(embeddings)
+        self._check_labels(labels, embeddings)
+        self._check_range(labels)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return self.compute(embeddings.to(self._precision(embeddings)), labels.long())
 
     def average(self, outputs: Tensor) -> Tensor:
         """The mean (N, D) of the outputs (K, N, D) of K models, as `metric` compares them."""
         return outputs.mean(0)
 
+    def _check_embeddings(self, embeddings: Tensor) -> None:
+        shape = tuple(embeddings.shape)
+        rows_fit = embeddings.ndim == 2 and self.dim in (None, shape[1])
+        if not rows_fit or not embeddings.is_floating_point():
+            dim = "D" if self.dim is None else self.dim
+            raise ValueError(
+                f"embeddings must be floats of shape (N, {dim}), got {embeddings.dtype} {shape}"
+            )
+
+    def _check_labels(self, labels: Tensor, embeddings: Tensor) -> None:
+        integers = torch.can_cast(labels.dtype, torch.long) and labels.dtype != torch.bool
+        one_each = labels.shape == embeddings.shape[:1]
+        if not integers or not one_each or len(embeddings) == 0:
+            got = f"{labels.dtype} {tuple(labels.shape)} for embeddings {tuple(embeddings.shape)}"
+            raise ValueError(
+                f"labels must be integers of shape (N,) with N >= 1 as the embeddings, got {got}"
+            )
+
+    def _check_range(self, labels: Tensor) -> None:
+        low, high = labels.aminmax()
+        if self.num_classes is None:
+            inside = low >= 0
+            allowed = "0.."
+        else:
+            inside = (low >= 0) & (high < self.num_classes)
+            allowed = f"0..{self.num_classes - 1}"
+
+        if self._labels_seen and labels.is_cuda:
+            # Raised by the device some time later: nothing waits for it at each step.
+            torch._assert_async(inside, f"labels outside {allowed}")
+        elif not inside:
+            raise ValueError(f"labels must lie in {allowed}, got {low.item()}..{high.item()}")
+        self._labels_seen = True
+
+    def _precision(self, embeddings: Tensor) -> torch.dtype:
+        dtypes = {embeddings.dtype}
+        dtypes.update(parameter.dtype for parameter in self.parameters())
+        if torch.float64 in dtypes:
+            return torch.float64
+        return torch.float32
+
+
+# ---- checks of hyperparameters: each returns the value, or raises a ValueError that names it
+
+
+def amount(name: str, value: float) -> float:
+    """The hyperparameter `name`, which must be a finite number >= 0."""
+    return checked(f"{name} = {value!r}", Amount, value)
+
+
+def divisor(name: str, value: float) -> float:
+    """The hyperparameter `name`, which must be a finite number > 0: something is divided by it."""
+    return checked(f"{name} = {value!r}", Rate, value)
+
+
+def count(name: str, value: int) -> int:
+    """The hyperparameter `name`, which must be an integer >= 0."""
+    return checked(f"{name} = {value!r}", Count, value)
+
+
+def one_or_more(name: str, value: int) -> int:
+    """The hyperparameter `name`, which must be an integer >= 1."""
+    return checked(f"{name} = {value!r}", Annotated[Count, Field(ge=1)], value)
+
+
+def choice(name: str, value: str, known: Collection[str]) -> str:
+    """The hyperparameter `name`, which must be one of the `known`."""
+    if value not in known:
+        raise ValueError(f"unknown {name} {value!r}; known: {', '.join(known)}")
+    return value
+
+
+# ---- geometry
+
 
 def unit(x: Tensor) -> Tensor:
-    """Rows of x with length 1; huge rows do not overflow, a zero row stays zero and gets no gradient."""
-    x = x / x.detach().abs().amax(1, keepdim=True).clamp_min(1)
+    """Rows of x with length 1.
+
+    Huge rows do not overflow; a zero row stays zero and gets no gradient.
+    """
+    largest = x.detach().abs().amax(1, keepdim=True)
+    x = x / largest.clamp_min(1)
     length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     return x / length.masked_fill(length < 1e-12, torch.inf)
 
@@ -72,11 +145,16 @@ def mean_of_nonzero(terms: Tensor) -> Tensor:
 
 def log_one_plus_sum_exp(z: Tensor, keep: Tensor) -> Tensor:
     """log(1 + sum exp) (N,) over the kept entries of each row of z (N, M)."""
-    return F.pad(z.masked_fill(~keep, -torch.inf), (0, 1)).logsumexp(1)
+    kept = z.masked_fill(~keep, -torch.inf)
+    # A column of zeros more is the 1 in the logarithm.
+    return F.pad(kept, (0, 1)).logsumexp(1)
 
 
 def sqrt_or_zero(x: Tensor) -> Tensor:
-    """Square root of numbers of order 1; what is below their rounding error counts as zero, without gradient."""
+    """Square root of numbers of order 1.
+
+    What is below their rounding error counts as zero and gets no gradient.
+    """
     zero = x <= 8 * torch.finfo(x.dtype).eps
     return x.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
 
@@ -87,8 +165,15 @@ def euclidean(a: Tensor, b: Tensor) -> Tensor:
 
 
 def direction_cosines(a: Tensor, p: Tensor, n: Tensor) -> Tensor:
-    """kappa_ij = cos(n_j - a_i, p_i - a_i), (N, M), of unit rows a, p (N, D), n (M, D); 0 where two coincide.
-    A loss takes `direction` times it from a negative's violation (Mohan, CVPR 2020, second-hand; see notebook 23)."""
+    """kappa_ij = cos(n_j - a_i, p_i - a_i), (N, M), of unit rows a, p (N, D), n (M, D).
+
+    It is 0 where two of the three coincide.  A loss takes `direction` times it from a negative's
+    violation (Mohan, CVPR 2020, second-hand; see notebook 23).
+    """
+    # (n - a) . (p - a), of all pairs without the (N, M, D) differences.
     product = p @ n.T - a @ n.T - (p * a).sum(1, keepdim=True) + a.square().sum(1, keepdim=True)
-    lengths = euclidean(a, n) * sqrt_or_zero((p - a).square().sum(1, keepdim=True))
-    return torch.where(lengths > 0, product / lengths.masked_fill(lengths == 0, 1), 0)
+    to_negative = euclidean(a, n)
+    to_positive = sqrt_or_zero((p - a).square().sum(1, keepdim=True))
+    lengths = to_negative * to_positive
+    cosines = product / lengths.masked_fill(lengths == 0, 1)
+    return torch.where(lengths > 0, cosines, 0)

@@ -1,152 +1,206 @@
-"""Losses of embeddings x against learnable class vectors p: s their cosine, d = 2 - 2 s, y the sample's class."""
+"""Losses of embeddings x against learnable class vectors p, the proxies.
+
+In formulas s is the cosine of x and p, d = 2 - 2 s their squared distance, y the sample's class,
+C the number of classes and K that of proxies of a class.
+"""
 
 import math
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
-from .base import Loss, direction_cosines, log_one_plus_sum_exp, sqrt_or_zero, unit
+from .base import (
+    Loss,
+    amount,
+    choice,
+    direction_cosines,
+    log_one_plus_sum_exp,
+    one_or_more,
+    unit,
+)
+
+ProxyNCAppVariant = Literal["paper", "code"]
 
 
 class ProxyLoss(Loss):
-    """A loss with learnable class vectors `proxies` (C x K, D), the K of one class adjacent; only directions count."""
+    """A loss with learnable `proxies` (C K, D), those of a class adjacent; only directions count.
 
-    per_class = ""  # the hyperparameter K, if there is one
+    `per_class` is K; without it each class has one proxy, which starts from another distribution.
+    Raises ValueError where `num_classes` or `dim` is not given.
+    """
 
-    def __init__(self, num_classes: int, dim: int, **hyper):
-        super().__init__(num_classes, dim, **hyper)
-        if self.per_class:  # as the weight (D, C K) of a linear layer
-            count = num_classes * getattr(self, self.per_class)
-            start = torch.empty(count, dim).uniform_(-1, 1) / math.sqrt(count)
-        else:  # of the deviation that PUMA's authors have; theirs is uniform
+    num_classes: int
+    dim: int
+
+    def __init__(
+        self, num_classes: int | None, dim: int | None, *, per_class: int | None = None
+    ) -> None:
+        if num_classes is None or dim is None:
+            name = type(self).__name__
+            raise ValueError(f"{name} learns vectors of classes: it needs num_classes and dim")
+        if num_classes < 1 or dim < 1:
+            got = f"num_classes = {num_classes}, dim = {dim}"
+            raise ValueError(f"{got}: they should be greater than or equal to 1")
+        super().__init__(num_classes, dim)
+        if per_class is None:
+            # Normal with the deviation that PUMA's authors have; theirs is uniform.
             start = math.sqrt(2 / num_classes) * torch.randn(num_classes, dim)
+        else:
+            # As the weight (D, C K) of a linear layer.
+            count = num_classes * per_class
+            start = torch.empty(count, dim).uniform_(-1, 1) / math.sqrt(count)
         self.proxies = nn.Parameter(start)
 
+    def unit_proxies(self, dtype: torch.dtype) -> Tensor:
+        """The proxies (C K, D) with length 1."""
+        return unit(self.proxies.to(dtype))
+
     def cosines(self, x: Tensor) -> Tensor:
-        """The cosines (N, C x K) of embeddings (N, D) and proxies."""
-        return unit(x) @ unit(self.proxies.to(x.dtype)).T
+        """The cosines (N, C K) of embeddings (N, D) and proxies."""
+        return unit(x) @ self.unit_proxies(x.dtype).T
 
 
-class ProxyNCA(ProxyLoss, scale=1.0, direction=0.0):
-    """Mean of d_y + log sum over c != y of exp(-d_c - direction kappa), x, p times `scale` (Movshovitz-Attias 2017)."""
+class ProxyNCA(ProxyLoss):
+    """Mean of d_y + log sum over c != y of exp(-d_c - direction kappa) (Movshovitz-Attias, 2017).
 
+    x and p have length `scale`; kappa: `base.direction_cosines`.
+    """
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        dim: int | None = None,
+        *,
+        scale: float = 1.0,
+        direction: float = 0.0,
+    ) -> None:
+        super().__init__(num_classes, dim)
+        self.scale = amount("scale", scale)
+        self.direction = amount("direction", direction)
+
+    @override
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
-        d, y = self.scale**2 * (2 - 2 * self.cosines(x)), labels[:, None]
-        push = -d
+        y = labels[:, None]
+        d = self.scale**2 * (2 - 2 * self.cosines(x))
+        exponents = -d
         if self.direction:
-            p = unit(self.proxies.to(x.dtype))
-            push = push - self.scale**2 * self.direction * direction_cosines(unit(x), p[labels], p)
-        return (d.gather(1, y) + push.scatter(1, y, -torch.inf).logsumexp(1, keepdim=True)).mean()
+            p = self.unit_proxies(x.dtype)
+            kappa = direction_cosines(unit(x), p[labels], p)
+            exponents = exponents - self.scale**2 * self.direction * kappa
+        pull = d.gather(1, y)
+        push = exponents.scatter(1, y, -torch.inf).logsumexp(1, keepdim=True)
+        return (pull + push).mean()
 
 
-class ProxyNCApp(ProxyLoss, scale=3.0, variant=("paper", "code")):
+class ProxyNCApp(ProxyLoss):
     """Mean cross-entropy of -scale^2 d (Teh et al., ECCV 2020, Eq. 6); `variant` "code": of -d."""
 
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        dim: int | None = None,
+        *,
+        scale: float = 3.0,
+        variant: ProxyNCAppVariant = "paper",
+    ) -> None:
+        super().__init__(num_classes, dim)
+        self.scale = amount("scale", scale)
+        self.variant = choice("variant", variant, get_args(ProxyNCAppVariant))
+
+    @override
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
-        scale = self.scale if self.variant == "paper" else 1
-        return F.cross_entropy(-(scale**2) * (2 - 2 * self.cosines(x)), labels)
+        d = 2 - 2 * self.cosines(x)
+        if self.variant == "code":
+            return F.cross_entropy(-d, labels)
+        return F.cross_entropy(-(self.scale**2) * d, labels)
 
 
-class ProxyAnchor(ProxyLoss, alpha=32.0, margin=0.1):
-    """Mean over the classes present of log(1 + sum over their samples of exp(-alpha (s - margin))) + mean over all
-    classes of log(1 + sum over the other samples of exp(alpha (s + margin))) (Kim et al., CVPR 2020, Eq. 4)."""
+class ProxyAnchor(ProxyLoss):
+    """Pull of the samples of each class to its proxy, and push of all others from it.
 
+    Mean over the classes present of log(1 + sum over their samples of exp(-alpha (s - margin))) +
+    mean over all classes of log(1 + sum over the other samples of exp(alpha (s + margin)))
+    (Kim et al., CVPR 2020, Eq. 4).
+    """
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        dim: int | None = None,
+        *,
+        alpha: float = 32.0,
+        margin: float = 0.1,
+    ) -> None:
+        super().__init__(num_classes, dim)
+        self.alpha = amount("alpha", alpha)
+        self.margin = amount("margin", margin)
+
+    @override
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
-        s, own = self.cosines(x).T, F.one_hot(labels, self.num_classes).bool().T
+        s = self.cosines(x).T  # (C, N)
+        own = F.one_hot(labels, self.num_classes).bool().T
         pull = log_one_plus_sum_exp(-self.alpha * (s - self.margin), own)
         push = log_one_plus_sum_exp(self.alpha * (s + self.margin), ~own)
-        return pull.sum() / own.any(1).sum() + push.mean()
+        present = own.any(1).sum()
+        return pull.sum() / present + push.mean()
 
 
-class ProxyGML(ProxyLoss, proxies_per_class=12, ratio=0.05, weight=0.3):
-    """Each sample keeps the ceil(ratio C K) proxies most similar to it, its own class's first (Zhu, NeurIPS 2020).
-    Cross-entropy over the classes' sums of those kept, and `weight` times that of proxies with the sums of all."""
+class ProxyGML(ProxyLoss):
+    """Each sample keeps the ceil(ratio C K) proxies most similar to it, its own class's first.
 
-    per_class = "proxies_per_class"
+    Cross-entropy over the classes' sums of the cosines kept, and `weight` times that of proxies
+    with the sums of all (Zhu et al., NeurIPS 2020).  K is `proxies_per_class`.
+    """
 
-    def __init__(self, num_classes: int, dim: int, **hyper):
-        super().__init__(num_classes, dim, **hyper)
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        dim: int | None = None,
+        *,
+        proxies_per_class: int = 12,
+        ratio: float = 0.05,
+        weight: float = 0.3,
+    ) -> None:
+        proxies_per_class = one_or_more("proxies_per_class", proxies_per_class)
+        super().__init__(num_classes, dim, per_class=proxies_per_class)
+        self.proxies_per_class = proxies_per_class
+        self.ratio = amount("ratio", ratio)
+        self.weight = amount("weight", weight)
         if not 0 < self.ratio <= 1:
             raise ValueError(f"ratio must lie in (0, 1], got {self.ratio}")
-        if self.weight and num_classes * len(self.proxies) > 3e8:
-            raise ValueError("proxygml holds C^2 K numbers; weight = 0 for so many classes, as its authors for SOP")
+        if self.weight and self.num_classes * len(self.proxies) > 3e8:
+            raise ValueError(
+                "proxygml holds C^2 K numbers; "
+                "weight = 0 for so many classes, as its authors for SOP"
+            )
 
+    @override
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
-        p, own = unit(self.proxies.to(x.dtype)), F.one_hot(labels, self.num_classes).bool()
+        p = self.unit_proxies(x.dtype)
+        own = F.one_hot(labels, self.num_classes).bool()
         s = unit(x) @ p.T
-        first = s.detach() + 4 * own.repeat_interleave(self.proxies_per_class, 1)  # a cosine is below 4
-        count = math.ceil(self.ratio * self.num_classes * self.proxies_per_class)
-        kept = torch.zeros_like(s).scatter(1, first.topk(count, sorted=False).indices, 1)
+        kept = self._kept(s.detach(), own)
         score = (s * kept).unflatten(1, (self.num_classes, -1)).sum(2)
-        loss = F.cross_entropy(score.masked_fill((score == 0) & ~own, -torch.inf), labels)
+        # A class of which no proxy was kept is no candidate.
+        score = score.masked_fill((score == 0) & ~own, -torch.inf)
+        loss = F.cross_entropy(score, labels)
         if self.weight:
-            classes = p.unflatten(0, (self.num_classes, -1)).sum(1)
-            its_class = torch.arange(len(p), device=p.device) // self.proxies_per_class
-            loss = loss + self.weight * F.cross_entropy(p @ classes.T, its_class)
+            loss = loss + self.weight * self._of_proxies(p)
         return loss
 
+    def _kept(self, s: Tensor, own: Tensor) -> Tensor:
+        """1 for the proxies that each sample keeps, else 0, (N, C K)."""
+        # A cosine is below 4: those of its own class come first.
+        first = s + 4 * own.repeat_interleave(self.proxies_per_class, 1)
+        count = math.ceil(self.ratio * self.num_classes * self.proxies_per_class)
+        chosen = first.topk(count, sorted=False).indices
+        return torch.zeros_like(s).scatter(1, chosen, 1)
 
-class SoftTriple(ProxyLoss, centers=10, la=20.0, gamma=0.1, margin=0.01, tau=0.0):
-    """Mean cross-entropy of la (S_c - margin [c = y]), S_c = sum over the K = `centers` of softmax_k(s_ck / gamma) s_ck
-    (Qian, ICCV 2019).  `tau` (0.2 there, 0 in PML) weighs the distances of a class's centres, Eq. 9 there."""
-
-    per_class = "centers"
-
-    def compute(self, x: Tensor, labels: Tensor) -> Tensor:
-        s, y = self.cosines(x).unflatten(1, (self.num_classes, -1)), labels[:, None]
-        s = ((s / self.gamma).softmax(2) * s).sum(2)
-        loss = F.cross_entropy(self.la * s.scatter(1, y, s.gather(1, y) - self.margin), labels)
-        if self.tau and self.centers > 1:
-            w = unit(self.proxies.to(x.dtype)).unflatten(0, (self.num_classes, -1))
-            gaps = (2 + 1e-5 - 2 * w @ w.mT).sqrt().triu(1)
-            loss = loss + self.tau * gaps.sum() / (self.num_classes * self.centers * (self.centers - 1))
-        return loss
-
-
-class CosFace(ProxyLoss, scale=64.0, margin=0.35):
-    """Mean cross-entropy of `scale` s_c, in which s_y becomes s_y - margin (Wang et al., CVPR 2018, Eq. 4)."""
-
-    def compute(self, x: Tensor, labels: Tensor) -> Tensor:
-        s, y = self.cosines(x), labels[:, None]
-        return F.cross_entropy(self.scale * s.scatter(1, y, self.target(s.gather(1, y))), labels)
-
-    def target(self, cosine: Tensor) -> Tensor:
-        return cosine - self.margin
-
-
-class ArcFace(CosFace, scale=64.0, margin=0.5):
-    """s_y = cos theta becomes cos(theta + margin), beyond pi s_y - margin sin(margin) (Deng et al., CVPR 2019)."""
-
-    def target(self, cosine: Tensor) -> Tensor:
-        beyond = cosine <= math.cos(math.pi - self.margin)
-        return torch.where(beyond, cosine - self.margin * math.sin(self.margin), self.angle_sum(cosine))
-
-    def angle_sum(self, cosine: Tensor) -> Tensor:
-        """cos(theta + margin) from cos(theta), by the addition theorem: no acos, whose slope at 1 is infinite."""
-        return cosine * math.cos(self.margin) - sqrt_or_zero(1 - cosine.square()) * math.sin(self.margin)
-
-
-class CurricularFace(ArcFace, scale=32.0, margin=0.3, variant=("paper", "code")):
-    """ArcFace's target; hard negatives, s_j > cos(theta + margin), become s_j (t + s_j) (Huang et al., CVPR 2020).
-    t is 0.99 t + 0.01 (batch mean of s_y), updated before its use, in training only.  Scale and margin are PUMA's
-    (Appendix A).  `variant` "code": t per class, updated after its use; hard negatives exceed the modified target."""
-
-    def __init__(self, num_classes: int, dim: int, **hyper):
-        super().__init__(num_classes, dim, **hyper)
-        self.register_buffer("t", torch.zeros(num_classes if self.variant == "code" else ()))
-
-    def compute(self, x: Tensor, labels: Tensor) -> Tensor:
-        s, y = self.cosines(x), labels[:, None]
-        target = s.gather(1, y)
-        modified, seen = self.target(target), target.detach()[:, 0].to(self.t.dtype)
-        if self.variant == "paper":
-            if self.training:
-                self.t.lerp_(seen.mean(), 0.01)
-            t, threshold = self.t.to(x.dtype), self.angle_sum(target)
-        else:
-            t, threshold = self.t[y].to(x.dtype), modified
-            if self.training:  # t is a copy: the new values are for the next batch
-                self.t.lerp_(self.t.scatter_reduce(0, labels, seen, "mean", include_self=False), 0.01)
-        s = torch.where(s > threshold, s * (t + s), s)
-        return F.cross_entropy(self.scale * s.scatter(1, y, modified), labels)
+    def _of_proxies(self, p: Tensor) -> Tensor:
+        """Cross-entropy of unit proxies p (C K, D) with the sums of the classes' proxies."""
+        sums = p.unflatten(0, (self.num_classes, -1)).sum(1)
+        its_class = torch.arange(len(p), device=p.device) // self.proxies_per_class
+        return F.cross_entropy(p @ sums.T, its_class)

@@ -1,10 +1,17 @@
-"""The paper's claims (claims.yaml), judged by its own tables and by kept runs."""
+"""The paper's claims (claims.yaml), judged by its own tables and by kept runs.
+
+A claim says that some rows of a table are above others.  Both judges go the same way: rows are
+compared in pairs (`print_gains` of two printed rows, `kept_gains` of two rows of kept runs), and
+`evidence` joins the comparisons to p-values for the claim and against it.
+"""
 
 import fnmatch
 import functools
 import math
+import re
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -15,120 +22,334 @@ from .. import config, data, evaluation, paths
 from . import printed, runs
 from .runs import NotTestable
 
-CLAIMS = yaml.safe_load((paths.PAPER / "claims.yaml").read_text(encoding="utf-8"))
-FROZEN, FULL = "frozen", "universal CurricularFace"
+TableName = int | str  # a number, "8 and 5", or a figure as "fig 6"
+# Of two rows, by column: value, low, high, and p-values against "not above 0" and "not below 0".
+Gains = Callable[[Mapping, TableName, str, str, Mapping[str, float]], pd.DataFrame]
+
+FROZEN = "frozen"
+FULL = "universal CurricularFace"
+LEVEL = 0.05  # of the corrected p-values
+# A dataset is large if there are some with so many times the images of others (paper: 17 times).
+LARGE_RATIO = 4
+# In Tables 4 and 6 a row names its backbone, "PUMA ViT-B/16 128"; all others have one backbone.
+SCALE = re.compile(r"ViT-\w")
 
 
-def print_gains(tables: Mapping, table, row: str, other: str, by: Mapping) -> pd.DataFrame:
-    """As `evaluation.paired_difference`, of two rows of one of the paper's tables: above zero or not, to rounding."""
-    rows = tables[table].select_dtypes("number").drop(columns=list(printed.SETTINGS), errors="ignore")
+@dataclass(frozen=True)
+class Statement:
+    """Each of `winners` is above each of `rivals` in a table, as claims.yaml explains."""
+
+    table: TableName
+    winners: list[str]
+    rivals: list[str]
+    columns: str | Sequence[str] = evaluation.OVERALL  # "each" is every dataset
+    alike: bool = False  # only rows whose names have the same last word
+    share: float | None = None  # of the comparisons that must hold; None: all
+    by: dict[str, float] = field(default_factory=dict)  # points, for the print
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper says, in our words, as statements that must all hold."""
+
+    name: str
+    section: str
+    text: str
+    above: list[Statement]
+
+    @property
+    def named_pairs(self) -> int:
+        """Pairs of winners and rivals as they are named."""
+        return sum(len(one.winners) * len(one.rivals) for one in self.above)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What comparisons say of a claim; p-values are None where nothing could be compared."""
+
+    above: float | None  # p-value against "not above": small supports
+    below: float | None  # p-value against "not below": small contradicts
+    why: str  # the comparison that decides, or why there is none
+    pairs: int  # pairs of rows that were compared
+
+
+def read_claims() -> list[Claim]:
+    """The claims of data/paper/claims.yaml."""
+    content = yaml.safe_load((paths.PAPER / "claims.yaml").read_text(encoding="utf-8"))
+    found = []
+    for one in content:
+        statements = [Statement(**statement) for statement in one["above"]]
+        found.append(Claim(one["name"], one["section"], one["text"], statements))
+    return found
+
+
+# ---- two rows compared
+
+
+def print_gains(
+    tables: Mapping, table: TableName, row: str, other: str, by: Mapping[str, float]
+) -> pd.DataFrame:
+    """As `evaluation.paired_difference`, of two rows of one of the paper's tables.
+
+    A print has no chance: p-values are 0 or 1, for above by as many points as said, to rounding.
+    """
+    rows = tables[table].select_dtypes("number")
+    rows = rows.drop(columns=list(printed.SETTINGS), errors="ignore")
     datasets = rows.columns.intersection(printed.PAPER_DATASETS)
-    rows["large"] = rows[datasets.intersection(printed.LARGE)].mean(axis=1, skipna=False)
-    rows["small"] = rows[datasets.difference(printed.LARGE)].mean(axis=1, skipna=False)
+    of_large = rows[datasets.intersection(printed.LARGE)]
+    of_small = rows[datasets.difference(printed.LARGE)]
+    rows["large"] = of_large.mean(axis=1, skipna=False)
+    rows["small"] = of_small.mean(axis=1, skipna=False)
     rows["small - large"] = rows["small"] - rows["large"]
+
     value = rows.loc[row] - rows.loc[other]
     least = (pd.Series(by, dtype=float) - printed.ROUNDING).reindex(value.index, fill_value=0)
     above = (value <= least).astype(float).where(value.notna())
-    return pd.DataFrame({"value": value / 100, "low": np.nan, "high": np.nan, "above": above, "below": 1 - above})
+    gains = {
+        "value": value / 100,
+        "low": np.nan,
+        "high": np.nan,
+        "above": above,
+        "below": 1 - above,
+    }
+    return pd.DataFrame(gains)
 
 
-_difference = functools.lru_cache(4096)(runs.difference)  # claims share their comparisons
+# Claims share their comparisons.
+_difference = functools.lru_cache(4096)(runs.difference)
 
 
-def kept_gains(profile: str, large: tuple, tables: Mapping, table, row: str, other: str, by: Mapping) -> pd.DataFrame:
-    """`runs.difference` of two rows of kept runs; NotTestable: other queries, a collapsed row, or full tuning gains nothing."""
-    rows = ChainMap(tables[table], *tables.values())  # its own first: Table 10 has other datasets
+def kept_gains(
+    tables: Mapping,
+    table: TableName,
+    row: str,
+    other: str,
+    by: Mapping[str, float],
+    *,
+    profile: str,
+    large: tuple[str, ...],
+) -> pd.DataFrame:
+    """`runs.difference` of two rows of kept runs.
+
+    Raises NotTestable where they were tested on other queries, where one collapsed (it ends below
+    the frozen backbone), or where full fine-tuning gains nothing over the frozen backbone.  `by` is
+    for the print; here the direction alone is judged.
+    """
+    # Its own table first: Table 10 has other datasets.
+    rows = ChainMap(tables[table], *tables.values())
 
     def gain(one: str, two: str) -> pd.DataFrame:
         return _difference(tuple(rows[one]), tuple(rows[two]), profile, large)
 
     for name in (row, other):
-        scale = name[at : at + 5] if (at := name.find("ViT-")) >= 0 else ""  # Tables 4 and 6; others have one backbone
-        frozen, full = (f"frozen {scale}", f"CurricularFace {scale}/16 128") if scale else (FROZEN, FULL)
-        if frozen in rows and full in rows and gain(full, frozen).at["harmonic", "low"] <= 0:
-            raise NotTestable("full fine-tuning is not above the frozen backbone: nothing here could show a gain")
-        if frozen in rows and gain(name, frozen).at["harmonic", "high"] < 0:
+        frozen, full = reference_rows(name)
+        if frozen not in rows:
+            continue
+        if full in rows and gain(full, frozen).at["harmonic", "low"] <= 0:
+            raise NotTestable(
+                "full fine-tuning is not above the frozen backbone: nothing here could show a gain"
+            )
+        if gain(name, frozen).at["harmonic", "high"] < 0:
             raise NotTestable(f"{name} collapsed: it ends below the frozen backbone")
     return gain(row, other)
 
 
+def reference_rows(name: str) -> tuple[str, str]:
+    """The rows of the frozen backbone and of full fine-tuning beside which row `name` is judged."""
+    scale = SCALE.search(name)
+    if scale is None:
+        return FROZEN, FULL
+    return f"frozen {scale[0]}", f"CurricularFace {scale[0]}/16 128"
+
+
 def large(profile: config.Profile) -> tuple[str, ...]:
-    """The two datasets with most training images; none where no dataset has four times those of another (paper: 17)."""
+    """The two datasets with most training images; none where no dataset outweighs another."""
     sizes = data.load(profile.data).train["dataset"].value_counts()
-    return tuple(sizes.index[:2]) if sizes.max() > 4 * sizes.min() and len(sizes) > 2 else ()
+    if len(sizes) > 2 and sizes.max() > LARGE_RATIO * sizes.min():
+        return tuple(sizes.index[:2])
+    return ()
+
+
+# ---- the scorecard
 
 
 def scorecard(profile: config.Profile, about: Collection | None = None) -> pd.DataFrame:
-    """Every claim, or those `about` some tables, by name: `section`, `claim`, `table`, `print`, `here` and `why`.
-    `print` is holds, fails, or not printed.  `here`, with Holm's correction over all claims, is supported (all pairs of
-    rows of the print were run and are above zero), contradicted (too many are below), undecided, or not testable."""
-    files = {number: paths.RESULTS / profile.name / f"{name}.csv" for number, name in printed.FILES.items()}
-    tables = {number: pd.read_csv(file).drop_duplicates("row") for number, file in files.items() if file.is_file()}
-    runs = {number: rows.set_index("row")["runs"].str.split() for number, rows in tables.items()}
-    prints, gains = printed.all_tables(), functools.partial(kept_gains, profile.name, large(profile))
-    columns, lines, tests = ["section", "claim", "table", "print", "here", "why"], {}, {}
-    for claim in CLAIMS:
-        above, below, why, run = evidence(claim, runs, gains)
-        fails, _, _, needed = evidence(claim, prints, print_gains)
-        needed = needed or sum(len(one["winners"]) * len(one["rivals"]) for one in claim["above"])  # drawn, not printed
-        if above is not None:  # where not all were run a counterexample still refutes, but not what is said of a share
-            some = 1.0 if any("share" in one for one in claim["above"]) else below
-            tests[claim["name"]] = (above, below) if run >= needed else (1.0, some)
-        why += f"; {run} of {needed} pairs of rows could be compared" * (0 < run < needed)
-        said = {None: "not printed", 0.0: "holds", 1.0: "fails"}[fails]
-        lines[claim["name"]] = claim["section"], claim["text"], claim["above"][0]["table"], said, "not testable", why
-    table = pd.DataFrame.from_dict(lines, orient="index", columns=columns).rename_axis("name")
-    chances = evaluation.holm({name: min(1.0, 2 * min(tests.get(name, (1.0,)))) for name in table.index})
+    """Every claim, or those `about` some tables, by name.
+
+    Columns: `section`, `claim`, `table`, `print`, `here` and `why`.  `print` is holds, fails, or
+    not printed.  `here`, with Holm's correction over all claims, is supported (all pairs of rows of
+    the print were run and are above zero), contradicted (too many are below), undecided, or not
+    testable.
+    """
+    claims = read_claims()
+    in_print = printed.all_tables()
+    names_of_runs = _kept_tables(profile.name)
+    compared_here = functools.partial(kept_gains, profile=profile.name, large=large(profile))
+
+    lines = {}
+    tests = {}
+    for claim in claims:
+        here = evidence(claim, names_of_runs, compared_here)
+        there = evidence(claim, in_print, print_gains)
+        # What is drawn and not printed needs the pairs that are named.
+        needed = there.pairs or claim.named_pairs
+        if here.above is not None:
+            tests[claim.name] = _chances(claim, here, needed)
+        lines[claim.name] = {
+            "section": claim.section,
+            "claim": claim.text,
+            "table": claim.above[0].table,
+            "print": _verdict_of_print(there),
+            "here": "not testable",
+            "why": _why(here, needed),
+        }
+    table = pd.DataFrame.from_dict(lines, orient="index").rename_axis("name")
+
+    # All claims count for the correction, those that could not be tested with a chance of 1.
+    chances = dict.fromkeys(table.index, 1.0)
     for name, (above, below) in tests.items():
-        table.loc[name, "here"] = ("contradicted", "supported")[above < below] if chances[name] < 0.05 else "undecided"
-    return table[table["table"].isin(about or list(table["table"]))]
+        chances[name] = min(1.0, 2 * min(above, below))
+    corrected = evaluation.holm(chances)
+    for name, (above, below) in tests.items():
+        table.loc[name, "here"] = _verdict_here(above, below, corrected[name])
+
+    if about:
+        return table[table["table"].isin(about)]
+    return table
 
 
-def evidence(claim: dict, tables: Mapping, gains: Callable) -> tuple[float | None, float | None, str, int]:
-    """p-values of a claim, against "not above" and "not below", what decides it or why nothing does, and pairs of rows."""
+def _kept_tables(profile: str) -> dict[TableName, pd.Series]:
+    """Of each table that a notebook wrote for a profile, the names of the runs of each row."""
+    tables = {}
+    for number, name in printed.FILES.items():
+        file = paths.RESULTS / profile / f"{name}.csv"
+        if file.is_file():
+            rows = pd.read_csv(file).drop_duplicates("row").set_index("row")
+            tables[number] = rows["runs"].str.split()
+    return tables
+
+
+def _chances(claim: Claim, here: Evidence, needed: int) -> tuple[float, float]:
+    """The p-values that count, `above` and `below`.
+
+    Where not all pairs were run, a counterexample still refutes, but not what is said of a share.
+    """
+    assert here.above is not None
+    assert here.below is not None
+    if here.pairs >= needed:
+        return here.above, here.below
+    if any(one.share is not None for one in claim.above):
+        return 1.0, 1.0
+    return 1.0, here.below
+
+
+def _why(here: Evidence, needed: int) -> str:
+    if 0 < here.pairs < needed:
+        return f"{here.why}; {here.pairs} of {needed} pairs of rows could be compared"
+    return here.why
+
+
+def _verdict_of_print(there: Evidence) -> str:
+    if there.above is None:
+        return "not printed"
+    if there.above == 0:
+        return "holds"
+    return "fails"
+
+
+def _verdict_here(above: float, below: float, corrected: float) -> str:
+    if corrected >= LEVEL:
+        return "undecided"
+    if above < below:
+        return "supported"
+    return "contradicted"
+
+
+# ---- a claim
+
+
+def evidence(claim: Claim, tables: Mapping, gains: Gains) -> Evidence:
+    """What the comparisons of `gains` between rows of `tables` say of a claim."""
     try:
-        pairs = [_comparisons(one, tables, gains) for one in claim["above"]]
+        compared = [_comparisons(one, tables, gains) for one in claim.above]
     except NotTestable as missing:
-        return None, None, str(missing), 0
-    parts, total, below = [], sum(len(gain) for found in pairs for gain in found), 1.0
-    for one, found in zip(claim["above"], pairs, strict=True):
-        part = pd.concat(found).rename_axis("column").reset_index()
-        place = len(part) - math.ceil(one.get("share", 1) * len(part))  # so many may fail
-        part["above"] = (part["above"] * (place + 1)).clip(upper=1)
-        below = min(below, total * part["below"].nsmallest(place + 1).iloc[-1])
-        parts.append(part.sort_values(["above", "value"], ascending=[False, True]).iloc[place])
-    weakest = max(parts, key=lambda part: (part["above"], -part["value"]))
-    value, low, high = 100 * weakest[["value", "low", "high"]].astype(float)
-    said = f"{weakest['pair']}, {weakest['column']}: {value:+.1f}" + f" [{low:+.1f}, {high:+.1f}]" * math.isfinite(low)
-    said += f"; it decides among {total}" * (total > 1)
-    return float(weakest["above"]), float(below), said, sum(map(len, pairs))
+        return Evidence(None, None, str(missing), 0)
+
+    total = sum(len(gain) for found in compared for gain in found)
+    pairs = sum(len(found) for found in compared)
+    below = 1.0
+    deciding = []
+    for one, found in zip(claim.above, compared, strict=True):
+        table = pd.concat(found).rename_axis("column").reset_index()
+        may_fail = len(table) - math.ceil((one.share or 1) * len(table))
+        # A p-value of "at least so many hold" (partial conjunction, Benjamini and Heller, 2008).
+        table["above"] = (table["above"] * (may_fail + 1)).clip(upper=1)
+        refuting = table["below"].nsmallest(may_fail + 1).iloc[-1]
+        below = min(below, total * refuting)
+        weakest_first = table.sort_values(["above", "value"], ascending=[False, True])
+        deciding.append(weakest_first.iloc[may_fail])
+
+    weakest = max(deciding, key=lambda line: (line["above"], -line["value"]))
+    return Evidence(float(weakest["above"]), float(below), _said(weakest, total), pairs)
 
 
-def _comparisons(one: dict, tables: Mapping, gains: Callable) -> list[pd.DataFrame]:
-    if one["table"] not in tables:
-        raise NotTestable(f"nothing is kept to judge table {one['table']} by".replace("table fig", "Fig. "))
-    found, why = [], NotTestable("no pair of rows")
-    for row, other in product(*(_rows(one[side], list(tables[one["table"]].index)) for side in ("winners", "rivals"))):
-        if row == other or (one.get("alike") and row.split()[-1] != other.split()[-1]):
+def _said(line: pd.Series, total: int) -> str:
+    """The comparison that decides, in words: "PUMA over VPT, unified: +9.0 [+8.1, +9.9]"."""
+    value, low, high = 100 * line[["value", "low", "high"]].astype(float)
+    said = f"{line['pair']}, {line['column']}: {value:+.1f}"
+    if math.isfinite(low):
+        said += f" [{low:+.1f}, {high:+.1f}]"
+    if total > 1:
+        said += f"; it decides among {total}"
+    return said
+
+
+def _comparisons(one: Statement, tables: Mapping, gains: Gains) -> list[pd.DataFrame]:
+    """The gains of each pair of rows that can be compared; NotTestable where there is none."""
+    if one.table not in tables:
+        raise NotTestable(_nothing_kept(one.table))
+    names = list(tables[one.table].index)
+    winners = _rows(one.winners, names)
+    rivals = _rows(one.rivals, names)
+    found = []
+    why = NotTestable("no pair of rows")
+    for row, other in product(winners, rivals):
+        if row == other or (one.alike and row.split()[-1] != other.split()[-1]):
             continue
         try:
-            gain = gains(tables, one["table"], row, other, one.get("by", {}))
+            gain = gains(tables, one.table, row, other, one.by)
         except NotTestable as error:
             why = error
             continue
-        columns = one.get("columns", evaluation.OVERALL)
-        columns = [name for name in gain.index if name not in evaluation.NOT_DATASETS] if columns == "each" else columns
-        if lost := [name for name in columns if name not in gain.index or np.isnan(gain.at[name, "above"])]:
-            raise NotTestable(f"{row} over {other}: no {lost[0]}, or one seed")
-        found.append(gain.loc[list(columns)].assign(pair=f"{row} over {other}"))
+        pair = f"{row} over {other}"
+        found.append(_of_columns(gain, one.columns, pair))
     if not found:
         raise why
     return found
 
 
+def _nothing_kept(table: TableName) -> str:
+    if str(table).startswith("fig"):
+        return f"nothing is kept to judge {str(table).replace('fig', 'Fig. ', 1)} by"
+    return f"nothing is kept to judge table {table} by"
+
+
+def _of_columns(gain: pd.DataFrame, columns: str | Sequence[str], pair: str) -> pd.DataFrame:
+    """The lines of a gain that a statement is about, with the name of the pair."""
+    if columns == "each":
+        columns = [name for name in gain.index if name not in evaluation.NOT_DATASETS]
+    for name in columns:
+        if name not in gain.index or np.isnan(gain.at[name, "above"]):
+            raise NotTestable(f"{pair}: no {name}, or one seed")
+    return gain.loc[list(columns)].assign(pair=pair)
+
+
 def _rows(patterns: list[str], names: list[str]) -> list[str]:
-    """The rows that patterns name; NotTestable where there is none of one."""
-    found = {pattern: fnmatch.filter(names, pattern) for pattern in patterns}
-    for pattern in (pattern for pattern, rows in found.items() if not rows):
-        raise NotTestable(f"no row {pattern!r}")
-    return [row for rows in found.values() for row in rows]
+    """The rows that patterns name; NotTestable where a pattern names none."""
+    found = []
+    for pattern in patterns:
+        rows = fnmatch.filter(names, pattern)
+        if not rows:
+            raise NotTestable(f"no row {pattern!r}")
+        found += rows
+    return found

@@ -1,5 +1,7 @@
-"""Notebooks executed, several or all: planned, with progress on the terminal, cleaned of what differs between times.
-One that succeeded appears in `results/<profile>/`, one that failed as `<name>.failed.ipynb`."""
+"""Notebooks executed: planned, with progress, cleaned of what differs between executions.
+
+One that succeeded appears in `results/<profile>/`, one that failed as `<name>.failed.ipynb`.
+"""
 
 import base64
 import json
@@ -9,13 +11,17 @@ import re
 import sys
 import time
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pandas as pd
 import papermill
 from nbclient import NotebookClient
+from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
 from PIL import Image
 
@@ -23,143 +29,346 @@ from .. import config, data, paths
 from ..training import run_folder
 from . import store
 
+Parameters = dict[str, Any]
+
+# Asks, where a notebook's rows are known, what they would train (`study.plan`).
 PLANNING = """
 from pumalib import study as _study
-print("[]" if rows is None else _study.plan(rows, p, side or ()).reset_index().to_json(orient="records"))
+if rows is None:
+    print("[]")
+else:
+    print(_study.plan(rows, p, side or ()).reset_index().to_json(orient="records"))
 """
-QUIET = ["--log-level=CRITICAL"]  # a kernel's own log goes to this screen
-os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # of tqdm, in kernels without widgets
-CELL = re.compile(r"\S*ipykernel_\d+\S*\.py")  # the file that a warning is said to come from
-REDRAWN = re.compile(r"[^\n]*(\r|\x1b\[A)[^\n]*\n?")  # a line of progress
-PLACE = re.compile(r'(, )?"(dask|jobs|train)": ("[^"]*"|\d+|False)(?(1)|(, )?)')  # where and whether runs were trained
+# A kernel's own log goes to this screen.
+QUIET = ["--log-level=CRITICAL"]
+
+# The file that a warning is said to come from: "/tmp/ipykernel_123/45.py".
+CELL = re.compile(r"\S*ipykernel_\d+\S*\.py")
+# A line of progress, drawn again and again: " 10%|#   |\r 20%|##  |\n".
+REDRAWN = re.compile(r"[^\n]*(\r|\x1b\[A)[^\n]*\n?")
+# Where and whether runs were trained: the `, "jobs": 2` of `overrides = {"seeds": [0], "jobs": 2}`.
+PLACE = re.compile(r'(, )?"(dask|jobs|train)": ("[^"]*"|\d+|False)(?(1)|(, )?)')
+# The id that pandas draws for a styled table: "T_1a2b3".
+STYLED = re.compile(r"T_[0-9a-f]{5}")
+# What stands before a notebook's name: the "03_" of "03_components".
+NUMBER = re.compile(r"^\d+_")
+
+
+# ---- which notebooks, with which parameters
 
 
 def find(names: list[str]) -> list[Path]:
-    """Notebooks by stem, file name or beginning ("03"), or a ValueError; without names all but the tools (9x)."""
-    known, found = {file.stem: file for file in sorted(paths.NOTEBOOKS.glob("*.ipynb"))}, []
-    for name in names or [stem for stem in known if not stem.startswith("9")]:
+    """Notebooks by stem, file name or beginning ("03"); without names all but the tools (9x).
+
+    Raises ValueError with the known ones.
+    """
+    known = {file.stem: file for file in sorted(paths.NOTEBOOKS.glob("*.ipynb"))}
+    if not names:
+        names = [stem for stem in known if not stem.startswith("9")]
+    found = []
+    for name in names:
         stem = Path(name).name.removesuffix(".ipynb")
-        fit = [stem] if stem in known else [other for other in known if stem and other.startswith(stem)]
-        data.check_known("notebook", [] if len(fit) == 1 else [name], known)
-        found.append(known[fit[0]])
+        fitting = [stem]
+        if stem not in known:
+            fitting = [other for other in known if stem and other.startswith(stem)]
+        if len(fitting) != 1:
+            data.check_known("notebook", [name], known)
+        found.append(known[fitting[0]])
     return list(dict.fromkeys(found))
 
 
-def parameters(notebooks: list[Path], profile: str, values: dict) -> dict[Path, dict]:
-    """The parameters of each notebook: of `values` its own, and as `overrides` what changes a field of the profile."""
-    if {"profile", "overrides"} & values.keys():
-        raise ValueError("profile and overrides: use --profile, and -p with the name of a field of the profile")
+def title(notebook: Path) -> str:
+    """A notebook's name without its number, after which it names what it writes."""
+    return NUMBER.sub("", notebook.stem)
+
+
+def parameters(
+    notebooks: list[Path], profile: str, values: Mapping[str, Any]
+) -> dict[Path, Parameters]:
+    """The parameters of each notebook: of `values` its own, others as `overrides` of the profile.
+
+    Raises ValueError for what is no parameter of a notebook and no field of a profile, or is bad.
+    """
+    if "profile" in values or "overrides" in values:
+        raise ValueError(
+            "profile and overrides: use --profile, and -p with the name of a field of the profile"
+        )
     found = {}
     for notebook in notebooks:
         own = list(papermill.inspect_notebook(notebook))
-        known = own + (config.overridable() if "overrides" in own else [])
+        known = [name for name in own if name != "notebook"]
+        if "overrides" in own:
+            known += config.overridable()
         data.check_known(f"parameter of {notebook.stem}", values, known)
         overrides = {name: value for name, value in values.items() if name not in own}
         config.profile(profile, **overrides)
-        given = {"profile": profile, "overrides": overrides, **values}
+
+        given = {
+            "profile": profile,
+            "overrides": overrides,
+            # A copy that still has the name of its original does not write over its results.
+            "notebook": title(notebook),
+            **values,
+        }
         found[notebook] = {name: given[name] for name in own if name in given}
     return found
 
 
-def plan(wanted: dict[Path, dict]) -> str:
-    """What each notebook would train that none before it does, and how long that takes, as text; trains nothing.
-    The cells of all notebooks up to their cells `rows` are executed as one notebook, in one kernel."""
-    parts = {}
-    for notebook, values in wanted.items():
-        cells = nbformat.read(notebook, as_version=4).cells
-        first, *cells = [cell for cell in cells if cell.cell_type == "code"]
-        rows = [number for number, cell in enumerate(cells, 1) if "rows" in cell.metadata.get("tags", [])]
-        needed = [cell.source for cell in cells[: rows[0] if rows else 0]]  # without `rows` it has no runs
-        given = [f"{name} = {value!r}" for name, value in values.items()]
-        sources = ["%reset -f\nrows, side = None, ()", first.source, *given, *needed, PLANNING]
-        parts[notebook.stem] = [nbformat.v4.new_code_cell(source) for source in sources]
-    joined = nbformat.v4.new_notebook(cells=[cell for part in parts.values() for cell in part])
+# ---- planned
+
+
+def plan(wanted: Mapping[Path, Parameters]) -> tuple[str, bool]:
+    """What each notebook would train that none before it does, and how long that takes.
+
+    Returns a text, and whether all could be planned.  Trains nothing: the cells of all notebooks up
+    to their cells `rows` are executed as one notebook, in one kernel.
+    """
+    parts = {notebook: _planning_cells(notebook, values) for notebook, values in wanted.items()}
+    _execute_together([cell for part in parts.values() for cell in part])
+
+    lines = {}
+    lost = []
+    seen: set[str] = set()
+    for notebook, part in parts.items():
+        error = _error_of(part)
+        if error:
+            lost.append(f"{notebook.stem} cannot be planned: {error}")
+            continue
+        table = _planned(part[-1])
+        is_new = ~table["kept"].astype(bool) & ~table["name"].isin(seen)
+        new = table[is_new]
+        hours = new["hours"].sum(skipna=False)
+        lines[notebook.stem] = [len(table), len(new), new["images"].sum(), hours]
+        seen |= set(table["name"])
+
+    columns = ["runs", "new", "images", "hours"]
+    summary = pd.DataFrame.from_dict(lines, orient="index", columns=columns)
+    summary.loc["all, shared once"] = [len(seen), *summary.iloc[:, 1:].sum(skipna=False)]
+    whole_numbers = dict.fromkeys(columns[:3], int)
+    text = summary.astype(whole_numbers).round(2).to_string(na_rep="speed unknown")
+    note = "An estimate, of training alone, one run after another here. Nothing was trained."
+    return "\n".join([text, *lost, note]), not lost
+
+
+def _planning_cells(notebook: Path, values: Parameters) -> list[NotebookNode]:
+    """The cells that make a notebook's rows, and one that prints what they would train."""
+    cells = nbformat.read(notebook, as_version=4).cells
+    first, *others = [cell for cell in cells if cell.cell_type == "code"]
+    needed = []
+    sources = []
+    for cell in others:
+        sources.append(cell.source)
+        if "rows" in cell.metadata.get("tags", []):
+            # Without a cell `rows` a notebook has no runs, and nothing of it is needed.
+            needed = list(sources)
+            break
+    given = [f"{name} = {value!r}" for name, value in values.items()]
+    beginning = "%reset -f\nrows, side = None, ()"
+    whole = [beginning, first.source, *given, *needed, PLANNING]
+    return [nbformat.v4.new_code_cell(source) for source in whole]
+
+
+def _execute_together(cells: list[NotebookNode]) -> None:
+    joined = nbformat.v4.new_notebook(cells=cells)
     client = NotebookClient(joined, allow_errors=True, kernel_name="python3", timeout=None)
     client.extra_arguments = QUIET
+    _silence_widgets()
     client.execute(cwd=str(paths.NOTEBOOKS))
-    lines, lost, seen = {}, [], set()
-    for stem, part in parts.items():
-        outputs = [output for cell in part for output in cell.outputs]
-        if errors := [output for output in outputs if output.output_type == "error"]:
-            lost.append(f"{stem} cannot be planned: {errors[0].ename}: {' '.join(errors[0].evalue.split())[:200]}")
-            continue
-        told = "".join(output.text for output in part[-1].outputs if output.get("name") == "stdout")
-        table = pd.DataFrame(json.loads(told), columns=["name", "method", "images", "kept", "hours"])
-        new = table[~table["kept"].astype(bool) & ~table["name"].isin(seen)]
-        lines[stem] = [len(table), len(new), new["images"].sum(), new["hours"].sum(skipna=False)]
-        seen |= set(table["name"])
-    table = pd.DataFrame.from_dict(lines, orient="index", columns=["runs", "new", "images", "hours"])
-    table.loc["all, shared once"] = [len(seen), *table.iloc[:, 1:].sum(skipna=False)]
-    text = table.astype(dict.fromkeys(table.columns[:3], int)).round(2).to_string(na_rep="speed unknown")
-    return "\n".join([text, *lost, "An estimate, of training alone, one run after another here. Nothing was trained."])
 
 
-def run(wanted: dict[Path, dict], profile: str) -> int:
-    """Execute notebooks one after another into `results/<profile>/` and say what became of each; 1 if one failed."""
-    folder, rows = paths.RESULTS / profile, []
+def _error_of(cells: list[NotebookNode]) -> str:
+    """The first error of executed cells on one line, or nothing."""
+    for cell in cells:
+        for output in cell.outputs:
+            if output.output_type == "error":
+                return f"{output.ename}: {' '.join(output.evalue.split())}"
+    return ""
+
+
+def _planned(cell: NotebookNode) -> pd.DataFrame:
+    """What the cell of PLANNING printed."""
+    printed = [output.text for output in cell.outputs if output.get("name") == "stdout"]
+    columns = ["name", "method", "images", "kept", "hours"]
+    return pd.DataFrame(json.loads("".join(printed)), columns=columns)
+
+
+# ---- executed
+
+
+@dataclass
+class Outcome:
+    """What became of a notebook."""
+
+    notebook: str
+    status: str  # done, left out (runs are not kept and may not be trained), or FAILED
+    kept: int  # runs that were not kept before it
+    minutes: float
+    written: str = ""  # the tables that it wrote
+    why: str = ""  # it was left out, or failed
+
+
+def run(wanted: Mapping[Path, Parameters], profile: str) -> int:
+    """Execute notebooks into `results/<profile>/` and say what became of each; 1 if one failed."""
+    folder = paths.RESULTS / profile
     run_folder.make(folder)
+    outcomes = []
     for number, (notebook, values) in enumerate(wanted.items(), 1):
-        start, before, status, why = time.time(), len(store.read(profile)), "done", ""
         print(f"[{number}/{len(wanted)}] {notebook.stem}", file=sys.stderr, flush=True)
-        try:
-            execute(notebook, folder, values)
-        except PapermillExecutionError as error:
-            status = "left out" if error.ename == store.NotKept.__name__ else "FAILED"
-            why = f"{error.ename}: {' '.join(error.evalue.split())[:200]} (cell In [{error.exec_count}])"
-        except (OSError, ValueError, RuntimeError) as error:  # the next can still succeed
-            status, why = "FAILED", f"{type(error).__name__}: {error}"
-        written = " ".join(sorted(file.name for file in folder.glob("*.csv") if file.stat().st_mtime >= start))
-        new, minutes = len(store.read(profile)) - before, f"{(time.time() - start) / 60:.1f}"
-        rows.append((notebook.stem, status, new, minutes, why or written))
-    table = pd.DataFrame(rows, columns=["notebook", "status", "trained", "minutes", "CSV, or why not"])
+        outcomes.append(_run_one(notebook, folder, values))
+    _print_outcomes(outcomes, folder)
+    return int(any(outcome.status == "FAILED" for outcome in outcomes))
+
+
+def _run_one(notebook: Path, folder: Path, values: Parameters) -> Outcome:
+    start = time.time()
+    before = len(store.read(folder.name))
+    status = "done"
+    why = ""
+    try:
+        execute(notebook, folder, values)
+    except PapermillExecutionError as error:
+        status = "FAILED"
+        if error.ename == store.NotKept.__name__:
+            status = "left out"
+        message = " ".join(error.evalue.split())
+        why = f"{error.ename}: {message} (cell In [{error.exec_count}])"
+    except (OSError, ValueError, RuntimeError) as error:
+        # The next notebook can still succeed.
+        status = "FAILED"
+        why = f"{type(error).__name__}: {error}"
+    tables = [file.name for file in folder.glob("*.csv") if file.stat().st_mtime >= start]
+    return Outcome(
+        notebook=notebook.stem,
+        status=status,
+        kept=len(store.read(folder.name)) - before,
+        minutes=(time.time() - start) / 60,
+        written=" ".join(sorted(tables)),
+        why=why,
+    )
+
+
+def _print_outcomes(outcomes: list[Outcome], folder: Path) -> None:
+    """A table of what became of the notebooks; below it, unshortened, why some did not come out."""
+    lines = []
+    for outcome in outcomes:
+        minutes = f"{outcome.minutes:.1f}"
+        lines.append((outcome.notebook, outcome.status, outcome.kept, minutes, outcome.written))
+    table = pd.DataFrame(lines, columns=["notebook", "status", "newly kept", "minutes", "CSV"])
     print(f"\n{table.to_string(index=False, justify='left')}\nin {paths.shown(folder)}")
-    return int((table["status"] == "FAILED").any())
+    for outcome in outcomes:
+        if outcome.why:
+            print(f"{outcome.notebook}: {outcome.status}: {outcome.why}")
 
 
-def execute(notebook: Path, folder: Path, values: dict) -> None:
-    """Execute a notebook into `folder`; where a cell fails, what there is so far is `<name>.failed.ipynb`."""
+def execute(notebook: Path, folder: Path, values: Parameters) -> None:
+    """Execute a notebook into `folder`, or as far as it goes as `<name>.failed.ipynb`."""
     failed = folder / f"{notebook.stem}.failed.ipynb"
-    logging.getLogger("papermill").setLevel(logging.CRITICAL)  # it warns of its own deprecations
-    options = {"kernel_name": "python3", "cwd": paths.NOTEBOOKS, "progress_bar": False, "extra_arguments": QUIET}
-    options |= {"stdout_file": sys.stdout, "stderr_file": sys.stderr}
-    with paths.written_whole(folder / notebook.name) as temporary, warnings.catch_warnings(action="ignore"):
+    _silence_widgets()
+    # It warns of its own deprecations.
+    logging.getLogger("papermill").setLevel(logging.CRITICAL)
+    with (
+        paths.written_whole(folder / notebook.name) as temporary,
+        warnings.catch_warnings(action="ignore"),
+    ):
         try:
-            executed = papermill.execute_notebook(notebook, temporary, values, **options)
+            executed = papermill.execute_notebook(
+                notebook,
+                temporary,
+                values,
+                kernel_name="python3",
+                cwd=paths.NOTEBOOKS,
+                progress_bar=False,
+                extra_arguments=QUIET,
+                stdout_file=sys.stdout,
+                stderr_file=sys.stderr,
+            )
         except Exception as error:
-            if temporary.is_file() and getattr(error, "ename", "") != store.NotKept.__name__:
+            was_left_out = getattr(error, "ename", "") == store.NotKept.__name__
+            if temporary.is_file() and not was_left_out:
                 temporary.replace(failed)
             raise
         nbformat.write(clean(executed), temporary)
     failed.unlink(missing_ok=True)
 
 
-def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Take out, in place, what differs between executions: times, versions, ids, places and lines of progress."""
+def _silence_widgets() -> None:
+    """Let kernels that start from here not warn that tqdm has no widgets."""
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")
+
+
+# ---- cleaned
+
+
+def clean(notebook: NotebookNode) -> NotebookNode:
+    """Take out, in place, what differs between executions: times, versions, ids, places, bars."""
     notebook.metadata.pop("papermill", None)
     notebook.metadata["language_info"] = {"name": "python"}
     for cell in notebook.cells:
-        tags = cell.metadata.get("tags", [])
-        cell["metadata"] = {"tags": tags} if tags else {}
-        if "injected-parameters" in tags:
-            cell["id"], cell["source"] = "injected-parameters", PLACE.sub("", cell.source)  # papermill draws an id
-        outputs, streams = [], {}
-        for output in cell.get("outputs", []):
-            if output.output_type == "stream":
-                first = streams.setdefault(output.name, output)
-                if first is not output:  # how a stream falls into pieces is chance
-                    first["text"] += output.text
-                    continue
-            elif "Styler" in (plain := output.get("data", {}).get("text/plain", "")):
-                html = re.sub(r"T_[0-9a-f]{5}", f"T_{cell.id}_{len(outputs)}", "".join(output["data"]["text/html"]))
-                output["data"] |= {"text/plain": plain.split(" at 0x")[0], "text/html": html}
-            elif figure := output.get("data", {}).get("image/png"):
-                small = Image.open(BytesIO(base64.b64decode(figure))).convert("RGB").quantize(256)
-                small.save(file := BytesIO(), "PNG", optimize=True)  # a third of the bytes
-                output["data"]["image/png"] = base64.b64encode(file.getvalue()).decode()
-            outputs.append(output)
-        for stream in streams.values():
-            text = REDRAWN.sub("", stream["text"]).replace(f"{paths.ROOT}{os.sep}", "")
-            stream["text"] = CELL.sub("a cell", text) * bool(text.strip())
+        _clean_metadata(cell)
         if cell.cell_type == "code":
-            cell["outputs"] = [output for output in outputs if output.output_type != "stream" or output.text]
+            _clean_outputs(cell)
     return notebook
+
+
+def _clean_metadata(cell: NotebookNode) -> None:
+    tags = cell.metadata.get("tags", [])
+    cell["metadata"] = {}
+    if tags:
+        cell["metadata"] = {"tags": tags}
+    if "injected-parameters" in tags:
+        # papermill draws an id.
+        cell["id"] = "injected-parameters"
+        cell["source"] = PLACE.sub("", cell.source)
+
+
+def _clean_outputs(cell: NotebookNode) -> None:
+    cell["outputs"] = _with_joined_streams(cell.get("outputs", []))
+    for place, output in enumerate(cell.outputs):
+        if output.output_type == "stream":
+            output["text"] = _without_progress(output.text)
+            continue
+        content = output.get("data", {})
+        if "Styler" in content.get("text/plain", ""):
+            _clean_styled_table(content, f"T_{cell.id}_{place}")
+        elif "image/png" in content:
+            content["image/png"] = _with_fewer_colours(content["image/png"])
+    cell["outputs"] = [
+        output for output in cell.outputs if output.output_type != "stream" or output.text
+    ]
+
+
+def _with_joined_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Each stream as one output: how it falls into pieces is chance."""
+    joined = []
+    streams: dict[str, NotebookNode] = {}
+    for output in outputs:
+        if output.output_type == "stream" and output.name in streams:
+            streams[output.name]["text"] += output.text
+            continue
+        if output.output_type == "stream":
+            streams[output.name] = output
+        joined.append(output)
+    return joined
+
+
+def _without_progress(text: str) -> str:
+    """A stream's text without lines of progress and places of this machine."""
+    left = REDRAWN.sub("", text).replace(f"{paths.ROOT}{os.sep}", "")
+    if not left.strip():
+        return ""
+    return CELL.sub("a cell", left)
+
+
+def _clean_styled_table(content: dict[str, Any], name: str) -> None:
+    """Give a styled table an id that does not change."""
+    html = "".join(content["text/html"])
+    content["text/html"] = STYLED.sub(name, html)
+    content["text/plain"] = content["text/plain"].split(" at 0x")[0]
+
+
+def _with_fewer_colours(figure: str) -> str:
+    """A PNG of 256 colours, as base64: a third of the bytes."""
+    picture = Image.open(BytesIO(base64.b64decode(figure))).convert("RGB")
+    file = BytesIO()
+    picture.quantize(256).save(file, "PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()

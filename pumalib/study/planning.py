@@ -7,8 +7,7 @@ import pandas as pd
 
 from .. import training
 from ..config import Profile, Run
-from ..data import load
-from ..data.paper import DATASETS
+from ..data import expected, load
 from ..training import run_folder
 from . import runs, store
 from .run_all import Ensemble, asked
@@ -24,9 +23,10 @@ def plan(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[
         try:
             name, images = run_folder.run_name(run), len(load(run.data, run.seed).train)
         except (ValueError, OSError):  # not on this machine yet; then by the counts of Table 1
-            if run.data.benchmark != "paper":
+            if (known_counts := expected(run.data)) is None:
                 raise
-            counts = [DATASETS[name].counts["train"] for name in run.data.datasets or DATASETS]
+            of_train = known_counts["split"] == "train"
+            counts = known_counts.loc[of_train, ["images", "classes"]].to_numpy().tolist()
             images = sum(min(count, (run.data.shots or count) * classes) for count, classes in counts)
             name = run_folder.name(run, "unknown", "unknown")
         images *= run.training.epochs * (run.method.name != "pretrained")

@@ -12,8 +12,7 @@ import torch
 
 from .. import embedder, evaluation, losses, training
 from ..config import Data, Profile, Run
-from ..data import load
-from ..data.paper import DATASETS
+from ..data import expected, load
 from ..training import run_folder
 from . import runs, store
 from .results import Results, collect
@@ -24,7 +23,8 @@ Ensemble = tuple[Run, ...]
 
 def specific(run: Run) -> Ensemble:
     """`run` on each of its datasets alone; those of "paper" need not be there yet."""
-    names = list(DATASETS) if run.data.benchmark == "paper" else load(run.data).datasets
+    known = expected(run.data)
+    names = load(run.data).datasets if known is None else list(dict.fromkeys(known["dataset"]))
     names = [name for name in names if name in (run.data.datasets or names)]
     return tuple(replace(run, data=replace(run.data, datasets=(name,))) for name in names)
 
@@ -92,11 +92,11 @@ def _train_for(content: dict, folder: str) -> None:
 def _average(name: str, members: list[str], profile: str) -> None:
     """Keep an ensemble: what is its own of each member, and the mean of all embeddings on the union."""
     records = [store.record(member, profile) for member in members]
-    runs = [runs.run_of(member, profile) for member in members]
-    own = [run.data.datasets[0] for run in runs]
-    union, loss = replace(runs[0].data, datasets=tuple(own)), loss_of(runs[0])
+    members_runs = [runs.run_of(member, profile) for member in members]
+    own = [run.data.datasets[0] for run in members_runs]
+    union, loss = replace(members_runs[0].data, datasets=tuple(own)), loss_of(members_runs[0])
     outputs, images = zip(*(embeddings(member, profile, union, train=True) for member in members), strict=True)
-    options = {"distance": loss.metric, "device": training.choose_device(runs[0].training.device)}
+    options = {"distance": loss.metric, "device": training.choose_device(members_runs[0].training.device)}
     scores = evaluation.scores(loss.average(torch.from_numpy(np.stack(outputs))), images[0], evaluation.KS, **options)
     for dataset, output in zip(own, outputs, strict=True):
         mine = (images[0]["dataset"] == dataset).to_numpy()

@@ -1,4 +1,4 @@
-"""Training: one loop (`loop`), its batches in parts (`parallel`), and the folder a run leaves (`run_folder`)."""
+"""Training: the loop, its checkpoints, batches in parts, and the folder that a run leaves."""
 
 from .loop import NonFiniteLoss, choose_device, device_name, train
 from .run_folder import run_name

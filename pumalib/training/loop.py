@@ -1,5 +1,8 @@
-"""Training: `train(run, folder)` fills a run's folder, can be killed anywhere, and goes on where it was.
-All randomness of a step comes from (seed, epoch, step).  Under torchrun the first process alone writes and evaluates."""
+"""`train(run, folder)` fills a run's folder, can be killed anywhere, and goes on where it was.
+
+All randomness of a step comes from (seed, epoch, step).  Under torchrun the first process alone
+writes and evaluates.
+"""
 
 import json
 import math
@@ -7,235 +10,462 @@ import shutil
 import subprocess
 import sys
 import time
-import warnings
-import zipfile
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from .. import data, evaluation, losses, models, paths
 from ..config import Run, Training
-from ..data import batches
+from ..data import Benchmark, batches
+from ..data.images import View, unreadable
+from ..data.table import warn_of_duplicates
 from ..embedder import embed_rows
-from . import parallel, run_folder
+from . import checkpoint, parallel, run_folder
+from .checkpoint import Reached
 from .run_folder import CHECKPOINTS, FINISHED, write_text
 
+# Test images up to so many are all decoded before the training, within a minute: a damaged one is
+# found now and not after days.
+MOST_DECODED_BEFORE = 20_000
 
-class NonFiniteLoss(ArithmeticError):
-    """Training met a loss, a weight or an embedding that is not finite; the last good checkpoint is kept."""
+
+class NonFiniteLoss(ArithmeticError):  # noqa: N818 (a name that users know)
+    """Training met a loss, a weight or an embedding that is not finite.
+
+    The last good checkpoint is kept.
+    """
 
 
 @dataclass
-class Reached:
-    """How far a training is: before step `step` of epoch `epoch`, with what the epoch has summed so far."""
+class Parts:
+    """What a run is made of, ready to train."""
 
-    epoch: int = 0
-    step: int = 0
-    loss: float = 0.0
-    seconds: float = 0.0
-    log: list = field(default_factory=list)
+    run: Run
+    benchmark: Benchmark
+    labels: np.ndarray  # (n,) of each training image, 0 to C - 1
+    model: models.EmbeddingModel
+    loss: losses.base.Loss
+    device: torch.device
+    precision: str  # "float32" or "bfloat16"
+    environment: dict[str, Any]  # what else a reader needs to repeat the run
 
 
 def train(run: Run, folder: Path, position: str = "") -> Path:
-    """Train and evaluate `run`, or go on where `folder` left off, and return `folder`; a finished one is only read.
-    It leaves `run.json`, `log.csv`, `model.safetensors` (what was trained) and, written last, the record of all in
-    `metrics.json`.  Where others may want the same run, lock `run_folder.LOCK`.  `position` is such as "run 3
-    of 9".  Raises NonFiniteLoss or, where the folder cannot be written, OSError."""
+    """Train and evaluate `run`, or go on where `folder` left off; a finished one is only read.
+
+    Returns `folder`.  It then holds `run.json`, `log.csv`, `model.safetensors` (what was trained)
+    and, written last, the record of all in `metrics.json`.  Where others may want the same run,
+    lock `run_folder.LOCK` before.  `position` is such as "run 3 of 9", for the line of progress.
+
+    Raises NonFiniteLoss, ValueError (settings, data or weights that do not fit), OSError (the
+    folder cannot be written).
+    """
     if (folder / FINISHED).is_file():
         return folder
-    about = " · ".join(filter(None, (position, folder.name)))
-    with tqdm(desc=about, unit="image", dynamic_ncols=True, disable=not parallel.first()) as bar:
-        # ---- build
-        recipe, device = run.training, choose_device(run.training.device)
-        precision = {"auto": "bfloat16" if device.type == "cuda" else "float32"}.get(recipe.precision, recipe.precision)
-        benchmark = data.load(run.data, run.seed)
-        # Proxies are numbered 0..C-1 over the training classes, whatever labels the table gives them.
-        classes, labels = np.unique(benchmark.train["label"].to_numpy(), return_inverse=True)
-        torch.manual_seed(run.seed)
-        names = benchmark.train.groupby("label")["class_name"].first().tolist()
-        loss = losses.make(run.loss, len(classes), run.dim, names, **run.loss_settings)
-        options = {"image_size": run.data.image_size, "normalise": loss.normalised_input}
-        model = models.build(run.method, run.backbone, run.dim, pretrained=run.pretrained, **options)
-        if parallel.first():
-            if benchmark.pixels is None and len(benchmark.test) < 20_000:  # within a minute, not after days of training
-                for error in batches.unreadable(replace(benchmark, images=benchmark.test)).values():
-                    raise error
-            run_folder.make(folder)
-            weights = models.backbones.state_digest(model.backbone.state_dict())
-            environment = machine(device, precision) | {"data": benchmark.digest, "weights": weights}
-            write_text(folder / "run.json", run.to_json())
-        model, loss = model.to(device).train(), loss.to(device).train()
-        for part in model.modules() if (device.type, precision) == ("cpu", "bfloat16") else ():
-            part.fused_attn = False  # read by timm's Attention: the fused one takes three times as long there
-        model.recompute = recipe.recompute
 
-        # ---- fit
-        at = Reached(epoch=recipe.epochs)  # a method without parameters has nothing to train
-        if any(p.requires_grad for p in model.parameters()):
-            parallel.check(model, recipe.micro_batch)
-            optimizer = make_optimizer(model, loss, recipe)
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            at = resume(folder, model, loss, optimizer)
-        view, saved = batches.View(run.data, *models.backbones.normalisation(model.backbone), True), time.monotonic()
-        while at.epoch < recipe.epochs:
-            if loss.batches == "classes":
-                sizes = max(2, recipe.batch_size // recipe.images_per_class), recipe.images_per_class
-                chosen = batches.class_batches(labels, *sizes, recipe.repeat_images, run.seed, at.epoch)
-            else:
-                chosen = batches.random_batches(len(labels), recipe.batch_size, run.seed, at.epoch)
-            chosen = parallel.share(chosen)
-            place = {"epoch": at.epoch, "first": at.step, "part": parallel.rank(), "workers": recipe.workers}
-            stream = batches.batches(benchmark, benchmark.train, chosen, view, run.seed, device=device, **place)
-            if bar.total is None:
-                bar.total = recipe.epochs * sum(map(len, chosen)) * parallel.size()
-                bar.n = bar.initial = round(bar.total * (at.epoch + at.step / len(chosen)) / recipe.epochs)
-            clock = time.monotonic()
-            for images, rows in stream:
-                epoch, where = at.epoch + 1, f"epoch {at.epoch + 1}, batch {at.step + 1}"
-                lr = learning_rate(recipe, at.epoch, at.step, len(chosen))
-                for group in optimizer.param_groups:
-                    group["lr"] = lr * group["factor"]
-                seed = np.random.SeedSequence((run.seed, at.epoch, at.step)).generate_state(1)[0]
-                gates = model.draw_gates(len(images) * parallel.size(), torch.manual_seed(int(seed)))
-                targets = torch.from_numpy(labels[rows]).to(device)
-                optimizer.zero_grad(set_to_none=True)
-                value = parallel.backward(model, loss, images, targets, gates, recipe.micro_batch, precision)
-                require_finite(folder, where, f"the loss is {value}", value)
-                if recipe.clip_value:
-                    nn.utils.clip_grad_value_(parameters, recipe.clip_value)
-                optimizer.step()
-                at.loss, at.step = at.loss + value, at.step + 1
-                at.seconds, clock = at.seconds + time.monotonic() - clock, time.monotonic()
-                mean, speed = at.loss / at.step, at.step * len(images) * parallel.size() / at.seconds
-                bar.set_postfix_str(f"epoch {epoch}/{recipe.epochs}, loss {mean:.3f}", refresh=False)
-                bar.update(len(images) * parallel.size())
-                if at.step == len(chosen):
-                    row = {"epoch": epoch, "loss": mean, "lr": lr, "images_per_second": speed, "seconds": at.seconds}
-                    at = Reached(epoch, log=[*at.log, row])
-                if parallel.first() and (at.step == 0 or clock - saved > recipe.checkpoint_seconds):
-                    require_finite(folder, where, "a weight is no longer finite", *parameters)
-                    save(folder, at, model, loss, optimizer)
-                    saved = time.monotonic()
-        parallel.leave()
+    about = folder.name
+    if position:
+        about = f"{position} · {folder.name}"
+    with tqdm(desc=about, unit="image", dynamic_ncols=True, disable=not parallel.first()) as bar:
+        parts = build(run, folder)
+        reached = fit(parts, folder, bar)
         if not parallel.first():
             return folder
 
-        # ---- evaluate
         bar.set_postfix_str("evaluating")
-        embeddings = embed_rows(model, benchmark, benchmark.test, run.data, device=device, workers=recipe.workers)
-        require_finite(folder, "evaluation", "an embedding of a test image is not finite", embeddings)
-        scores = evaluation.scores(embeddings, benchmark.test, evaluation.KS, distance=loss.metric, device=device)
-
-        # ---- write
-        models.save(model, run, folder)
-        seconds, speed = sum(row["seconds"] for row in at.log), at.log[-1]["images_per_second"] if at.log else None
-        parameters = dict(zip(("trainable", "total"), models.count_parameters(model)))
-        table = scores.table().reset_index(names="dataset").round(8).to_dict("records")
-        record = {"run": asdict(run), "environment": environment, "log": at.log, "parameters": parameters}
-        record |= {"seconds": seconds, "images_per_second": speed, "table": table, **scores.packed()}
-        write_text(folder / FINISHED, json.dumps(record))
-        for name in CHECKPOINTS:
-            (folder / name).unlink(missing_ok=True)
+        scores = evaluate(parts, folder)
+        seconds = record(parts, reached, scores, folder)
         bar.set_postfix_str(f"finished, trained in {timedelta(0, round(seconds))}")
     return folder
 
 
-def make_optimizer(model: nn.Module, loss: nn.Module, recipe: Training) -> torch.optim.AdamW:
-    """AdamW over three groups with their factors of the learning rate: backbone, new parameters, loss."""
-    inside = {id(p) for p in model.backbone.parameters()}
+# ---- build
+
+
+def build(run: Run, folder: Path) -> Parts:
+    """Load the data, make loss and model from the run's seed, and begin the folder."""
+    device = choose_device(run.training.device)
+    precision = choose_precision(run.training.precision, device)
+    benchmark = data.load(run.data, run.seed)
+    # Proxies are numbered 0..C-1 over the training classes, whatever labels the table gives them.
+    classes, labels = np.unique(benchmark.train["label"].to_numpy(), return_inverse=True)
+    names = benchmark.train.groupby("label")["class_name"].first().tolist()
+
+    torch.manual_seed(run.seed)
+    loss = losses.make(run.loss, len(classes), run.dim, names, **run.loss_settings)
+    model = models.build(
+        run.method,
+        run.backbone,
+        run.dim,
+        pretrained=run.pretrained,
+        image_size=run.data.image_size,
+        normalise=loss.normalised_input,
+    )
+
+    environment: dict[str, Any] = {}
+    if parallel.first():
+        _require_readable_test_images(benchmark)
+        run_folder.make(folder)
+        environment = machine(device, precision)
+        environment["data"] = benchmark.digest
+        warn_of_duplicates(benchmark)
+        environment["weights"] = models.backbones.state_digest(model.backbone.state_dict())
+        write_text(folder / "run.json", run.to_json())
+
+    model = model.to(device).train()
+    loss = loss.to(device).train()
+    model.recompute = run.training.recompute
+    if device.type == "cpu" and precision == "bfloat16":
+        _use_plain_attention(model)
+    return Parts(run, benchmark, labels, model, loss, device, precision, environment)
+
+
+def _require_readable_test_images(benchmark: Benchmark) -> None:
+    """Raise the ImageError of the first test image that cannot be decoded, where they are few."""
+    if benchmark.pixels is not None or len(benchmark.test) >= MOST_DECODED_BEFORE:
+        return
+    errors = unreadable(replace(benchmark, images=benchmark.test))
+    for error in errors.values():
+        raise error
+
+
+def _use_plain_attention(model: nn.Module) -> None:
+    """Choose timm's plain attention: the fused one is three times slower in bfloat16 on a CPU."""
+    for part in model.modules():
+        part.fused_attn = False  # type: ignore[assignment]  # read by timm's Attention alone
+
+
+# ---- fit
+
+
+@dataclass
+class _Fitting:
+    """A training in progress."""
+
+    parts: Parts
+    optimizer: torch.optim.Optimizer
+    folder: Path
+    bar: tqdm
+    reached: Reached
+    saved: float  # time of the last checkpoint, or of the start, by time.monotonic()
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+
+def fit(parts: Parts, folder: Path, bar: tqdm) -> Reached:
+    """Train from the newest checkpoint of `folder` to the last epoch."""
+    recipe = parts.run.training
+    if not any(p.requires_grad for p in parts.model.parameters()):
+        # Nothing to train, whatever the loss would learn.
+        parallel.leave()
+        return Reached(epoch=recipe.epochs)
+
+    parallel.check(parts.model, recipe.micro_batch)
+    optimizer = make_optimizer(parts.model, parts.loss, recipe)
+    reached = checkpoint.resume(folder, parts.model, parts.loss, optimizer)
+    fitting = _Fitting(parts, optimizer, folder, bar, reached, time.monotonic())
+    while fitting.reached.epoch < recipe.epochs:
+        _epoch(fitting)
+    parallel.leave()
+    return fitting.reached
+
+
+def _epoch(fitting: _Fitting) -> None:
+    """Train the rest of the epoch that is reached, with checkpoints on the way and at its end."""
+    recipe = fitting.parts.run.training
+    chosen = _chosen_images(fitting.parts, fitting.reached.epoch)
+    steps = len(chosen)
+    _begin_bar(fitting, chosen)
+    clock = time.monotonic()
+    for images, rows in _stream(fitting, chosen):
+        value, lr = _step(fitting, images, rows, steps)
+
+        reached = fitting.reached
+        reached.loss += value
+        reached.step += 1
+        now = time.monotonic()
+        reached.seconds += now - clock
+        clock = now
+        speed = _show_progress(fitting, len(images) * parallel.size())
+
+        where = f"epoch {reached.epoch + 1}, batch {reached.step}"
+        epoch_is_over = reached.step == steps
+        if epoch_is_over:
+            row = {
+                "epoch": reached.epoch + 1,
+                "loss": reached.loss / steps,
+                "lr": lr,
+                "images_per_second": speed,
+                "seconds": reached.seconds,
+            }
+            fitting.reached = Reached(reached.epoch + 1, log=[*reached.log, row])
+        is_due = clock - fitting.saved > recipe.checkpoint_seconds
+        if parallel.first() and (epoch_is_over or is_due):
+            _save(fitting, where)
+
+
+def _chosen_images(parts: Parts, epoch: int) -> list[np.ndarray]:
+    """The training images of each batch of an epoch, this process's share of them."""
+    recipe = parts.run.training
+    seed = parts.run.seed
+    if parts.loss.batches == "classes":
+        classes, images = batches.class_sizes(recipe.batch_size, recipe.images_per_class)
+        chosen = batches.class_batches(
+            parts.labels.tolist(),
+            classes,
+            images,
+            recipe.repeat_images,
+            seed,
+            epoch,
+        )
+    else:
+        chosen = batches.random_batches(len(parts.labels), recipe.batch_size, seed, epoch)
+    return parallel.share(chosen)
+
+
+def _stream(fitting: _Fitting, chosen: list[np.ndarray]) -> Iterator[tuple[Tensor, np.ndarray]]:
+    """The batches of an epoch that are still to be trained."""
+    parts = fitting.parts
+    normalisation = models.backbones.normalisation(parts.model.backbone)
+    plan = batches.Plan(
+        benchmark=parts.benchmark,
+        rows=parts.benchmark.train,
+        positions=chosen,
+        view=View(parts.run.data, *normalisation, training=True),
+        seed=parts.run.seed,
+        epoch=fitting.reached.epoch,
+        first=fitting.reached.step,
+        part=parallel.rank(),
+        workers=parts.run.training.workers,
+        device=parts.device,
+    )
+    return batches.batches(plan)
+
+
+def _step(fitting: _Fitting, images: Tensor, rows: np.ndarray, steps: int) -> tuple[float, float]:
+    """One step of the optimizer; returns the loss and the learning rate of the backbone."""
+    parts = fitting.parts
+    recipe = parts.run.training
+    reached = fitting.reached
+    lr = learning_rate(recipe, reached.epoch, reached.step, steps)
+    for group in fitting.optimizer.param_groups:
+        group["lr"] = lr * group["factor"]
+
+    sequence = np.random.SeedSequence((parts.run.seed, reached.epoch, reached.step))
+    generator = torch.manual_seed(int(sequence.generate_state(1)[0]))
+    gates = parts.model.draw_gates(len(images) * parallel.size(), generator)
+    targets = torch.from_numpy(parts.labels[rows]).to(parts.device)
+    batch = parallel.Batch(images, targets, gates)
+
+    fitting.optimizer.zero_grad(set_to_none=True)
+    value = parallel.backward(parts.model, parts.loss, batch, recipe.micro_batch, parts.precision)
+    where = f"epoch {reached.epoch + 1}, batch {reached.step + 1}"
+    require_finite(fitting.folder, where, f"the loss is {value}", value)
+    if recipe.clip_value:
+        nn.utils.clip_grad_value_(fitting.parameters, recipe.clip_value)
+    fitting.optimizer.step()
+    return value, lr
+
+
+def _save(fitting: _Fitting, where: str) -> None:
+    require_finite(fitting.folder, where, "a weight is no longer finite", *fitting.parameters)
+    checkpoint.save(
+        fitting.folder,
+        fitting.reached,
+        fitting.parts.model,
+        fitting.parts.loss,
+        fitting.optimizer,
+    )
+    fitting.saved = time.monotonic()
+
+
+def _begin_bar(fitting: _Fitting, chosen: list[np.ndarray]) -> None:
+    """Say how many images there are in all, and how many were trained before this process began."""
+    bar = fitting.bar
+    if bar.total is not None:
+        return
+    epochs = fitting.parts.run.training.epochs
+    reached = fitting.reached
+    images = sum(len(batch) for batch in chosen) * parallel.size()
+    bar.total = epochs * images
+    done = (reached.epoch + reached.step / len(chosen)) / epochs
+    bar.initial = round(bar.total * done)
+    bar.n = bar.initial
+
+
+def _show_progress(fitting: _Fitting, images: int) -> float:
+    """Advance the bar by a batch of `images`; returns images per second of this epoch."""
+    reached = fitting.reached
+    epochs = fitting.parts.run.training.epochs
+    mean = reached.loss / reached.step
+    said = f"epoch {reached.epoch + 1}/{epochs}, loss {mean:.3f}"
+    fitting.bar.set_postfix_str(said, refresh=False)
+    fitting.bar.update(images)
+    return reached.step * images / reached.seconds
+
+
+def make_optimizer(
+    model: models.EmbeddingModel, loss: nn.Module, recipe: Training
+) -> torch.optim.AdamW:
+    """AdamW over three groups with their factors of the learning rate.
+
+    They are the backbone, the new parameters, and those of the loss (Appendix A).
+    """
+    in_backbone = {id(p) for p in model.backbone.parameters()}
     backbone = [p for p in model.backbone.parameters() if p.requires_grad]
-    new = [p for p in model.parameters() if id(p) not in inside]
-    groups = [(backbone, 1.0), (new, recipe.new_lr_factor), (list(loss.parameters()), recipe.loss_lr_factor)]
-    groups = [{"params": params, "factor": factor} for params, factor in groups if params]
+    new = [p for p in model.parameters() if id(p) not in in_backbone]
+    of_loss = list(loss.parameters())
+
+    groups = [
+        {"params": backbone, "factor": 1.0},
+        {"params": new, "factor": recipe.new_lr_factor},
+        {"params": of_loss, "factor": recipe.loss_lr_factor},
+    ]
+    groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=recipe.lr, weight_decay=recipe.weight_decay)
 
 
 def learning_rate(recipe: Training, epoch: int, step: int, steps: int) -> float:
     """The rate of backbone weights in step `step` of `steps` of epoch `epoch` (both from 0)."""
-    fallen = 0.5 * (1 + math.cos(math.pi * (epoch + step / steps) / recipe.epochs))  # from 1 to 0
-    cosine = recipe.cosine_floor + (1 - recipe.cosine_floor) * fallen
-    factors = {"constant": 1, "step": recipe.step_factor ** (epoch // recipe.step_epochs), "cosine": cosine}
-    return recipe.lr * factors[recipe.schedule]
+    if recipe.schedule == "constant":
+        return recipe.lr
+    if recipe.schedule == "step":
+        return recipe.lr * recipe.step_factor ** (epoch // recipe.step_epochs)
+    done = (epoch + step / steps) / recipe.epochs
+    fallen = 0.5 * (1 + math.cos(math.pi * done))  # from 1 to 0
+    factor = recipe.cosine_floor + (1 - recipe.cosine_floor) * fallen
+    return recipe.lr * factor
 
 
-def save(folder: Path, at: Reached, model: nn.Module, loss: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write `checkpoint.pt`, keeping the one before, and the log of whole epochs."""
-    state = {"model": models.trainable_state(model), "loss": loss.state_dict(), "optimizer": optimizer.state_dict()}
-    current, previous = (folder / name for name in CHECKPOINTS)
-    with paths.written_whole(current) as temporary:
-        with temporary.open("wb") as file:  # given a path, torch raises RuntimeError where the disk is full
-            torch.save(state | {"at": asdict(at)}, file)
-        if current.is_file():
-            current.replace(previous)
-    if at.log:  # after the checkpoint: what is logged is never trained again
-        write_text(folder / "log.csv", pd.DataFrame(at.log).to_csv(index=False))
+def require_finite(folder: Path, where: str, what: str, *values: Any) -> None:
+    """Raise NonFiniteLoss unless all `values` are finite; it says `what` was met `where`."""
+    if all(bool(torch.as_tensor(value).isfinite().all()) for value in values):
+        return
+    existing = [name for name in CHECKPOINTS if (folder / name).is_file()]
+    kept = "no checkpoint yet"
+    if existing:
+        kept = existing[0]
+    remedy = (
+        "A smaller lr, clip_value or loss_lr_factor, or precision = 'float32', usually helps"
+        " (as a new run)"
+    )
+    raise NonFiniteLoss(f"run {folder.name}, {where}: {what}. Kept: {kept} in {folder}. {remedy}")
 
 
-def resume(folder: Path, model: nn.Module, loss: nn.Module, optimizer: torch.optim.Optimizer) -> Reached:
-    """Go to where the newest whole checkpoint of this very model stands; a warning names those that are damaged."""
-    parameters = enumerate(p for group in optimizer.param_groups for p in group["params"])
-    expected = models.trainable_state(model) | loss.state_dict() | dict(parameters)
-    for file in (folder / name for name in CHECKPOINTS if (folder / name).is_file()):
-        try:
-            state = _whole(file, {key: tensor.shape for key, tensor in expected.items()})
-        except ValueError as error:
-            warnings.warn(f"{file} is damaged ({error}); the one before it is taken, or the beginning", stacklevel=2)
-            continue
-        model.load_state_dict(state["model"], strict=False)
-        loss.load_state_dict(state["loss"])
-        optimizer.load_state_dict(state["optimizer"])
-        return Reached(**state["at"])
-    return Reached()
+# ---- evaluate and record
 
 
-def _whole(file: Path, shapes: dict) -> dict:
-    """The content of a checkpoint if its check sums are right and its tensors have these shapes, else ValueError."""
-    try:
-        with zipfile.ZipFile(file) as content:  # torch.load does not look at check sums
-            if bad := content.testzip():
-                raise ValueError(f"the check sum of {bad} is wrong")
-        state = torch.load(file, map_location="cpu", weights_only=True)
-        moments = {number: moment["exp_avg"] for number, moment in state["optimizer"]["state"].items()}
-        found = {key: tensor.shape for key, tensor in (state["model"] | state["loss"] | moments).items()}
-        if found != shapes or state["at"].keys() != asdict(Reached()).keys():
-            raise ValueError("its tensors have other names or shapes")
-        return state
-    except Exception as error:  # a damaged file raises nearly anything
-        raise ValueError(f"{type(error).__name__}: {error}") from error
+def evaluate(parts: Parts, folder: Path) -> evaluation.Scores:
+    """Score every test image; NonFiniteLoss where an embedding is not finite."""
+    test = parts.benchmark.test
+    embeddings = embed_rows(
+        parts.model,
+        parts.benchmark,
+        test,
+        parts.run.data,
+        device=parts.device,
+        workers=parts.run.training.workers,
+    )
+    what = "an embedding of a test image is not finite"
+    require_finite(folder, "evaluation", what, embeddings)
+    return evaluation.scores(
+        embeddings, test, evaluation.KS, distance=parts.loss.metric, device=parts.device
+    )
 
 
-def require_finite(folder: Path, where: str, what: str, *values) -> None:
-    """Raise NonFiniteLoss, which says `what` was met `where` and what is kept, unless all `values` are finite."""
-    if not all(bool(torch.as_tensor(value).isfinite().all()) for value in values):
-        kept = next((name for name in CHECKPOINTS if (folder / name).is_file()), "no checkpoint yet")
-        remedy = "A smaller lr, clip_value or loss_lr_factor, or precision = 'float32', usually helps (as a new run)"
-        raise NonFiniteLoss(f"run {folder.name}, {where}: {what}. Kept: {kept} in {folder}. {remedy}")
+def record(parts: Parts, reached: Reached, scores: evaluation.Scores, folder: Path) -> float:
+    """Write model and metrics, drop the checkpoints, and return the seconds of training."""
+    models.save(parts.model, parts.run, folder)
+    seconds = sum(row["seconds"] for row in reached.log)
+    speed = None
+    if reached.log:
+        speed = reached.log[-1]["images_per_second"]
+    trainable, total = models.count_parameters(parts.model)
+    table = scores.table().reset_index(names="dataset").round(8)
+    content = {
+        "run": asdict(parts.run),
+        "environment": parts.environment,
+        "log": reached.log,
+        "parameters": {"trainable": trainable, "total": total},
+        "seconds": seconds,
+        "images_per_second": speed,
+        "table": table.to_dict("records"),
+        **scores.packed(),
+    }
+    write_text(folder / FINISHED, json.dumps(content))
+    for name in CHECKPOINTS:
+        (folder / name).unlink(missing_ok=True)
+    return seconds
+
+
+# ---- the machine
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called `name`, "auto" being the GPU if there is one; a ValueError lists those that are here."""
+    """The device called `name`, "auto" being the GPU if there is one.
+
+    Raises ValueError with the list of those that are here.
+    """
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    mps = ["mps"] if torch.backends.mps.is_available() else []
-    data.check_known("device", [name], ["auto", "cpu", *(["cuda", *gpus] if gpus else mps)])
-    return torch.device(("cuda" if gpus else "cpu") if name == "auto" else name)
+    known = ["auto", "cpu"]
+    if gpus:
+        known += ["cuda", *gpus]
+    elif torch.backends.mps.is_available():
+        known += ["mps"]
+    data.check_known("device", [name], known)
+    if name != "auto":
+        return torch.device(name)
+    if gpus:
+        return torch.device("cuda")
+    return torch.device("cpu")
+
+
+def choose_precision(name: str, device: torch.device) -> str:
+    """The precision of the network: "auto" is bfloat16 on CUDA and float32 elsewhere."""
+    if name != "auto":
+        return name
+    if device.type == "cuda":
+        return "bfloat16"
+    return "float32"
 
 
 def device_name(device: torch.device) -> str:
     """The GPU's name, or "cpu"."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type
 
 
-def machine(device: torch.device, precision: str) -> dict:
-    """What else a reader needs to repeat a run: versions, device, precision, revision of the project."""
-    git = ["git", "-C", str(paths.ROOT), "describe", "--always", "--dirty"]
-    revision = shutil.which("git") and subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    versions = {"python": sys.version.split()[0]} | {m.__name__: m.__version__ for m in (torch, timm, np)}
-    place = {"device": device_name(device), "processes": parallel.size(), "threads": torch.get_num_threads()}
-    return versions | place | {"precision": precision, "revision": revision or None}
+def machine(device: torch.device, precision: str) -> dict[str, Any]:
+    """What else a reader needs to repeat a run: versions, device, precision, revision."""
+    return {
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "numpy": np.__version__,
+        "device": device_name(device),
+        "processes": parallel.size(),
+        "threads": torch.get_num_threads(),
+        "precision": precision,
+        "revision": revision(),
+    }
+
+
+def revision() -> str | None:
+    """The project's commit, or None where there is no git or no checkout."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    command = [git, "-C", str(paths.ROOT), "describe", "--always", "--dirty"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    return told.stdout.strip() or None

@@ -1,8 +1,12 @@
-"""One batch in parts: processes side by side (`torchrun -m pumalib train`), and micro-batches one after another.
-Every process embeds an equal part of each batch and computes the loss of the whole batch from the embeddings of
-all; it carries the gradient of its own part back through the network, and the sum over processes is that of one."""
+"""One batch in parts: processes side by side (torchrun), and micro-batches one after another.
+
+Every process embeds an equal part of each batch and computes the loss of the whole batch from the
+embeddings of all; it carries the gradient of its own part back through the network, and the sum
+over processes is that of one.
+"""
 
 import os
+from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
@@ -11,34 +15,66 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
+@dataclass(frozen=True)
+class Batch:
+    """This process's part of a batch, and the gates of all of it."""
+
+    images: Tensor  # (b, 3, H, W)
+    targets: Tensor  # (b,)
+    gates: dict[str, Tensor]  # as `EmbeddingModel.draw_gates` makes them, for the whole batch
+
+
 def first() -> bool:
-    """Whether this process writes: torchrun's first, before `join` and after `leave` too, or the only one."""
+    """Whether this process writes.
+
+    It is torchrun's first, before `join` and after `leave` too, or the only one.
+    """
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def size() -> int:
     """How many processes share each batch."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1
 
 
 def rank() -> int:
     """The number of this process among them."""
-    return dist.get_rank() if size() > 1 else 0
+    if size() == 1:
+        return 0
+    return dist.get_rank()
 
 
 def join(device: torch.device) -> None:
-    """Meet the other processes if torchrun started several; on CUDA each takes the GPU of its local rank."""
+    """Meet the other processes if torchrun started several; on CUDA each takes a GPU.
+
+    Raises ValueError where there are fewer GPUs than processes, or a GPU was named.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
-    local, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-    gpu = torch.device("cuda", local) if device.type == "cuda" else None
-    if gpu and (device.index is not None or local >= there):
-        raise ValueError(f"torchrun gives each process a GPU: device = 'auto', --nproc-per-node {there} at most")
-    if gpu:
-        torch.cuda.set_device(gpu)
-    wait = timedelta(days=1)  # the first process may have to wait for the run's lock, and the others for it
-    dist.init_process_group("nccl" if gpu else "gloo", timeout=wait, device_id=gpu)
+    backend = "gloo"
+    gpu = None
+    if device.type == "cuda":
+        backend = "nccl"
+        gpu = _own_gpu(device)
+    # The first process may have to wait for the run's lock, and the others for it.
+    wait = timedelta(days=1)
+    dist.init_process_group(backend, timeout=wait, device_id=gpu)
     dist.barrier()
+
+
+def _own_gpu(device: torch.device) -> torch.device:
+    """The GPU of this process's local rank, made the current one."""
+    local = int(os.environ["LOCAL_RANK"])
+    there = torch.cuda.device_count()
+    if device.index is not None or local >= there:
+        raise ValueError(
+            f"torchrun gives each process a GPU: device = 'auto', --nproc-per-node {there} at most"
+        )
+    gpu = torch.device("cuda", local)
+    torch.cuda.set_device(gpu)
+    return gpu
 
 
 def leave() -> None:
@@ -49,55 +85,122 @@ def leave() -> None:
 
 
 def share(batches: list[np.ndarray]) -> list[np.ndarray]:
-    """This process's part of each batch, equal parts in the order of the ranks; a ValueError where one has none."""
-    if odd := [len(batch) for batch in batches if len(batch) % size()]:
-        remedy = "choose a batch_size that is a multiple of them, or another --nproc-per-node"
-        raise ValueError(f"a batch of {odd[0]} images cannot be divided equally among {size()} processes: {remedy}")
-    return [np.split(batch, size())[rank()] for batch in batches]
+    """This process's part of each batch, equal parts in the order of the ranks.
+
+    Raises ValueError where a batch cannot be divided equally.
+    """
+    processes = size()
+    for batch in batches:
+        if len(batch) % processes:
+            remedy = "choose a batch_size that is a multiple of them, or another --nproc-per-node"
+            raise ValueError(
+                f"a batch of {len(batch)} images cannot be divided equally among {processes}"
+                f" processes: {remedy}"
+            )
+    return [np.split(batch, processes)[rank()] for batch in batches]
 
 
 def gather(part: Tensor) -> Tensor:
-    """The equal parts (b, ...) of all processes as (b x size(), ...), in the order of the ranks, without gradient."""
+    """The equal parts (b, ...) of all processes as (b x size(), ...), by rank, without gradient."""
+    part = part.detach()
     if size() == 1:
-        return part.detach()
+        return part
     parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(size())]
-    dist.all_gather(parts, part.detach().contiguous())
+    dist.all_gather(parts, part.contiguous())
     return torch.cat(parts)
 
 
 def check(model: nn.Module, micro_batch: int) -> None:
-    """Raise ValueError if `model` trains batch normalisation, which would see a part of the batch only."""
-    norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules())
-    if norms and (micro_batch or size() > 1):
-        raise ValueError("a part of a batch is not what batch normalisation should see: micro_batch = 0, one process")
+    """Raise ValueError if batch normalisation is trained but would see a part of a batch only."""
+    if not micro_batch and size() == 1:
+        return
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            raise ValueError(
+                "a part of a batch is not what batch normalisation should see:"
+                " micro_batch = 0, one process"
+            )
 
 
-def backward(model, loss, images, targets, gates, micro_batch: int = 0, precision: str = "float32") -> float:
-    """The loss of one batch, its gradients left in `model` and `loss`, the same in all processes.
-    `images` (b, 3, H, W) and `targets` (b,) are this process's part, `gates` those of the whole batch.  `micro_batch`
-    images at a time pass the network, twice: for the embeddings alone, then to carry on the gradient with respect to
-    them (Gao et al., "Scaling deep contrastive learning batch size under memory limited setup", 2021).  `precision`
-    "bfloat16" is autocast for the network; losses compute in float32."""
-    count, start, step = len(images), rank() * len(images), micro_batch or len(images)
+def backward(
+    model: nn.Module,
+    loss: nn.Module,
+    batch: Batch,
+    micro_batch: int = 0,
+    precision: str = "float32",
+) -> float:
+    """Return the loss of one batch and leave its gradients in `model` and `loss`.
 
-    def embed(at: int) -> Tensor:
-        mine = slice(start + at, start + min(at + step, count))
-        own = {name: gate[..., mine] if gate.shape[-1] > 1 else gate for name, gate in gates.items()}
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-            return model(images[at : at + step], own)
-
-    with torch.set_grad_enabled(step >= count):  # in one part its graph can be kept
-        parts = [embed(at) for at in range(0, count, step)]
-    embeddings = gather(torch.cat(parts)).requires_grad_()
-    value = loss(embeddings, gather(targets))
-    value.backward()
-    for at, gradient in zip(range(0, count, step), embeddings.grad[start : start + count].split(step)):
-        (parts[0] if step >= count else embed(at)).backward(gradient)
+    They are the same in all processes.  `micro_batch` images at a time pass the network, twice:
+    for the embeddings alone, then to carry on the gradient with respect to them (Gao et al.,
+    "Scaling deep contrastive learning batch size under memory limited setup", 2021); 0 is the
+    whole batch at once.
+    `precision` "bfloat16" is autocast for the network; losses compute in float32.
+    """
+    if 0 < micro_batch < len(batch.images):
+        value = _in_parts(model, loss, batch, micro_batch, precision)
+    else:
+        value = _whole(model, loss, batch, precision)
     if size() > 1:
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        total = nn.utils.parameters_to_vector(gradients)
-        dist.all_reduce(total)
-        nn.utils.vector_to_parameters(total, gradients)
-        for p in loss.parameters():
-            dist.broadcast(p.grad, 0)  # some sums on GPUs differ in their last bits
-    return value.item()
+        _sum_over_processes(model, loss)
+    return value
+
+
+def _whole(model: nn.Module, loss: nn.Module, batch: Batch, precision: str) -> float:
+    """All images of this process at once: the graph of the embeddings is kept."""
+    part = _embed(model, batch, slice(None), precision)
+    value, gradient = _gradient_of_loss(loss, part, batch)
+    part.backward(gradient)
+    return value
+
+
+def _in_parts(
+    model: nn.Module, loss: nn.Module, batch: Batch, micro_batch: int, precision: str
+) -> float:
+    """A few images at a time: embedded without a graph, then again for the gradient."""
+    count = len(batch.images)
+    places = [slice(at, min(at + micro_batch, count)) for at in range(0, count, micro_batch)]
+    with torch.no_grad():
+        parts = [_embed(model, batch, place, precision) for place in places]
+    value, gradient = _gradient_of_loss(loss, torch.cat(parts), batch)
+    for place in places:
+        _embed(model, batch, place, precision).backward(gradient[place])
+    return value
+
+
+def _embed(model: nn.Module, batch: Batch, place: slice, precision: str) -> Tensor:
+    """Embeddings of some of this process's images, with their own gates."""
+    count = len(batch.images)
+    before = rank() * count
+    start, stop, _ = place.indices(count)
+    mine = slice(before + start, before + stop)
+    gates = {}
+    for name, gate in batch.gates.items():
+        # A last axis of 1 holds one gate for all images.
+        gates[name] = gate[..., mine] if gate.shape[-1] > 1 else gate
+    images = batch.images[place]
+    enabled = precision == "bfloat16"
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=enabled):
+        return model(images, gates)
+
+
+def _gradient_of_loss(loss: nn.Module, part: Tensor, batch: Batch) -> tuple[float, Tensor]:
+    """The loss of the whole batch, and its gradient with respect to this process's embeddings."""
+    embeddings = gather(part).requires_grad_()
+    value = loss(embeddings, gather(batch.targets))
+    value.backward()
+    assert embeddings.grad is not None
+    start = rank() * len(part)
+    return value.item(), embeddings.grad[start : start + len(part)]
+
+
+def _sum_over_processes(model: nn.Module, loss: nn.Module) -> None:
+    """Sum the gradients of the network; those of the loss are the same in all already."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    total = nn.utils.parameters_to_vector(gradients)
+    dist.all_reduce(total)
+    nn.utils.vector_to_parameters(total, gradients)
+    for p in loss.parameters():
+        # Some sums on GPUs differ in their last bits.
+        assert p.grad is not None
+        dist.broadcast(p.grad, 0)

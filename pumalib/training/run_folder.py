@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from .. import data, losses, models, paths
 from ..config import Run, short_hash
@@ -12,29 +13,39 @@ CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")
 
 
 def run_name(run: Run) -> str:
-    """The name of a run; a ValueError or OSError says which data or weights are not on this machine."""
+    """The name of a run: method, loss, and a hash of all that can change its numbers.
+
+    Raises ValueError or OSError where data or weights are not on this machine.
+    """
     weights = models.backbones.weights_digest(run.backbone, run.pretrained)
     weights += losses.texts.digest(run.loss_settings.get("texts", ""))
     return name(run, data.load(run.data).digest, weights)
 
 
 def name(run: Run, data_digest: str, weights_digest: str) -> str:
-    """A readable name that ends in a hash of everything that can change the run's numbers."""
-    return f"{run.method.name}-{run.loss}-{run.identity(data_digest, weights_digest)}"
+    """The name of a run on data and weights with these digests."""
+    defaults = losses.unsaid(run.loss, run.loss_settings)
+    identity = run.identity(data_digest, weights_digest, more=defaults)
+    return f"{run.method.name}-{run.loss}-{identity}"
 
 
 def ensemble_name(members: list[str]) -> str:
-    """The name of an ensemble by those of its members: their method and loss, and a hash of theirs."""
-    return f"{members[0].rsplit('-', 1)[0]}-ensemble-{short_hash(members)}"
+    """The name of an ensemble by those of its members: their method and loss, and a hash."""
+    method_and_loss, _, _ = members[0].rpartition("-")
+    return f"{method_and_loss}-ensemble-{short_hash(members)}"
 
 
 def make(folder: Path) -> None:
-    """Make the folder (an OSError says how to write elsewhere), and sweep what dead processes left in it."""
+    """Make the folder, and sweep what dead processes left in it.
+
+    An OSError says how to write elsewhere.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         remedy = "name another place with PUMALIB_RESULTS=<folder>"
-        raise OSError(error.errno, f"cannot make {folder}: {error.strerror}; {remedy}") from error
+        why = f"cannot make {folder}: {error.strerror}; {remedy}"
+        raise OSError(error.errno, why) from error
     paths.sweep(folder)
 
 
@@ -44,12 +55,16 @@ def write_text(file: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def read_record(folder: Path) -> dict:
-    """What a finished run has written; a ValueError names a missing or damaged file, and the remedy."""
+def read_record(folder: Path) -> dict[str, Any]:
+    """What a finished run has written; ValueError: a missing or damaged file, and the remedy."""
+    file = folder / FINISHED
     try:
-        record = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+        record = json.loads(file.read_text(encoding="utf-8"))
         Run.from_dict(record["run"])
     except (OSError, ValueError, LookupError, TypeError) as error:
-        remedy = f"remove the folder {paths.shown(folder)}: where the run is needed it is trained again"
-        raise ValueError(f"{paths.shown(folder / FINISHED)} is damaged or missing ({error}); {remedy}") from error
+        shown = paths.shown(folder)
+        remedy = f"remove the folder {shown}: where the run is needed it is trained again"
+        raise ValueError(
+            f"{paths.shown(file)} is damaged or missing ({error}); {remedy}"
+        ) from error
     return record

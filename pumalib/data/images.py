@@ -1,0 +1,201 @@
+"""One image: from a file of any kind to RGB, and what a network is shown of it."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torchvision.transforms import v2
+
+from ..config import Data
+from .readers import reader
+from .table import Benchmark, check, in_threads
+
+_BICUBIC = v2.InterpolationMode.BICUBIC
+
+
+class ImageError(ValueError):
+    """An image that cannot be read; the message names the file and what can be done."""
+
+
+# ---- from files to RGB
+
+
+def decode(source: str | Path | IO[bytes] | Image.Image, upright: bool = False) -> Image.Image:
+    """Return the image as RGB: on white where transparent, 16 bits scaled to 8.
+
+    Of an animation it is the first frame.  `upright` turns it as its EXIF orientation says (the
+    authors' code ignores it).  Raises ImageError.
+    """
+    try:
+        if isinstance(source, Image.Image):
+            return _first_frame(source, upright)
+        with Image.open(source) as image:
+            return _first_frame(image, upright)
+    # Decoders of damaged files raise nearly anything.
+    except Exception as error:
+        name = getattr(source, "filename", None) or source
+        what = f"{name}: cannot be read as an image ({error!r})"
+        remedy = "replace it, or set drop_unreadable = True"
+        lists_all = "`python -m pumalib data verify` lists all"
+        raise ImageError(f"{what}; {remedy}; {lists_all}") from error
+
+
+def _first_frame(image: Image.Image, upright: bool) -> Image.Image:
+    image.seek(0)
+    if upright:
+        image = ImageOps.exif_transpose(image)
+    return _to_rgb(image)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    # "F", "I" and "I;16": floats, or more than 8 bits.
+    if image.mode[0] in "FI":
+        image = _with_8_bits(image)
+    if image.has_transparency_data:
+        # Pillow has no way from "La" to "RGBA" at once.
+        if image.mode == "La":
+            image = image.convert("LA")
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    return image.convert("RGB")
+
+
+def _with_8_bits(image: Image.Image) -> Image.Image:
+    """A grey image of up to 16 bits, with 8; ValueError where the range is not agreed on."""
+    grey = np.asarray(image)
+    if image.mode == "F" or grey.min() < 0 or grey.max() > 65535:
+        what = f"{grey.dtype} up to {grey.max()} has no agreed range"
+        raise ValueError(f"{what}; save it with 8 or 16 bits")
+    return Image.fromarray((grey // 257).astype(np.uint8))
+
+
+# ---- unreadable images
+
+
+def image_error(function: Callable[[Path], object], path: Path) -> ImageError | None:
+    """The error that `function` of a path raises, if it does."""
+    try:
+        function(path)
+    except ImageError as error:
+        return error
+    return None
+
+
+def unreadable(benchmark: Benchmark) -> dict[int, ImageError]:
+    """Decode every image file; the errors by position in `benchmark.images`."""
+    if benchmark.pixels is not None:
+        return {}
+    root = benchmark.folder
+
+    def error_of(path: str) -> ImageError | None:
+        return image_error(decode, root / path)
+
+    errors = in_threads(error_of, benchmark.images["path"].tolist(), "decoding")
+    return {position: error for position, error in enumerate(errors) if error is not None}
+
+
+def drop_unreadable(benchmark: Benchmark) -> Benchmark:
+    """The benchmark without images that cannot be decoded, with one warning that names each."""
+    images = benchmark.images
+    bad = list(unreadable(benchmark))
+    if not bad:
+        return benchmark
+    names = "\n  ".join(images["path"].iloc[bad])
+    what = f"{len(bad)} of {len(images)} images cannot be read and are left out"
+    warnings.warn(f"{what}:\n  {names}", stacklevel=2)
+    left = images.drop(images.index[bad]).reset_index(drop=True)
+    return check(replace(benchmark, images=left))
+
+
+# ---- what is shown of an image
+
+
+@dataclass(frozen=True)
+class View:
+    """How an image becomes the network's input, as `settings` say.
+
+    It is resized and its centre or, in `training`, a random crop of it, resized, and half of them
+    flipped (Appendix A).  `mean` and `std` of the channels, from 0 to 1, are the backbone's.
+    """
+
+    settings: Data
+    mean: Sequence[float]
+    std: Sequence[float]
+    training: bool = False
+
+    @property
+    def upright(self) -> bool:
+        """Whether EXIF orientation is honoured."""
+        if self.settings.upright is None:
+            return reader(self.settings.benchmark).upright
+        return self.settings.upright
+
+
+def pixels(image: Image.Image | np.ndarray, view: View, seed: int = 0) -> Tensor:
+    """Show an RGB image, or an array (H, W, 3) uint8, as (3, size, size) uint8.
+
+    A training view depends on `seed` alone.
+    """
+    if isinstance(image, np.ndarray):
+        size = view.settings.image_size
+        if not view.training and image.shape[:2] == (size, size):
+            # Shown as it is.
+            return torch.tensor(image).permute(2, 0, 1)
+        image = Image.fromarray(image)
+    if view.training:
+        image = _training_view(image, view.settings, seed)
+    else:
+        image = _test_view(image, view.settings)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def _test_view(image: Image.Image, settings: Data) -> Image.Image:
+    size = settings.image_size
+    side = round(256 * size / 224)
+    if settings.resize == "both":
+        sides = [side, side]
+    else:
+        sides = [side]
+        # A long strip, resized, would fill the memory; its ends are not shown anyway.
+        width, height = image.size
+        image = v2.functional.center_crop(image, [min(height, 4 * width), min(width, 4 * height)])
+    image = v2.functional.resize(image, sides, _BICUBIC)
+    return v2.functional.center_crop(image, [size])
+
+
+_random_crop = cache(v2.RandomResizedCrop)
+
+
+def _training_view(image: Image.Image, settings: Data, seed: int) -> Image.Image:
+    """Crop, resize and flip as v2's own forward does.
+
+    Its overhead, without which this is, takes half of the time where images are small.
+    """
+    size = settings.image_size
+    mirrored = False
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        crop = _random_crop(size, settings.crop_scale).make_params([image])
+        if settings.flip:
+            mirrored = bool(torch.rand(1) < 0.5)
+    top, left, height, width = crop.values()
+    image = image.crop((left, top, left + width, top + height))
+    image = image.resize((size, size), Image.Resampling.BICUBIC)
+    if mirrored:
+        image = ImageOps.mirror(image)
+    return image
+
+
+def normalise(images: Tensor, view: View) -> Tensor:
+    """uint8 (B, 3, S, S) as float32, less the mean, over the standard deviation."""
+    mean = [255 * value for value in view.mean]
+    std = [255 * value for value in view.std]
+    return v2.functional.normalize(images.float(), mean, std, inplace=True)

@@ -1,0 +1,41 @@
+"""The study's figures, each a function from tables to a matplotlib Figure.
+
+Tables are such as `study.Results.tidy`.  A name has one colour and one marker in all figures
+(`looks`), and PUMA is drawn on top.  Importing this changes no setting of matplotlib or pandas: a
+notebook calls `use_style` first, so that it shows its figures in their style and its tables whole.
+"""
+
+from .looks import COLOURS, FALSE, GREY, LOOKS, OURS, TRUE, Look, looks
+from .maps import embedding_map, field, heatmap, verdicts
+from .panels import accuracy_against_parameters, against, curves, gains, intervals
+from .pictures import Gap, Picture, Text, contact_sheet, picture_grid, retrieval_grid
+from .style import STYLE, save, use_style
+
+__all__ = [
+    "COLOURS",
+    "FALSE",
+    "GREY",
+    "LOOKS",
+    "OURS",
+    "STYLE",
+    "TRUE",
+    "Gap",
+    "Look",
+    "Picture",
+    "Text",
+    "accuracy_against_parameters",
+    "against",
+    "contact_sheet",
+    "curves",
+    "embedding_map",
+    "field",
+    "gains",
+    "heatmap",
+    "intervals",
+    "looks",
+    "picture_grid",
+    "retrieval_grid",
+    "save",
+    "use_style",
+    "verdicts",
+]

@@ -1,0 +1,171 @@
+"""Tables and planes: a heat map, the verdicts on claims, maps of images, and fields of vectors."""
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from .looks import BLACK, FALSE, GREY, TRUE, looks
+from .style import PAGE_WIDTH, empty_panels, finish, styled
+
+# Of classes in an embedding map; more classes repeat them
+HUES = 32
+
+
+@styled
+def heatmap(
+    table: pd.DataFrame, title: str, label: str, fmt: str = "", signed: bool = False
+) -> Figure:
+    """Rows by columns as colours, NaN left out (Fig. 4).
+
+    `label` says what the colours mean, `fmt`, such as ".1f", writes the numbers into the cells,
+    `signed` is a scale from -1 to 1 with white in its middle.
+    """
+    cell_width = 0.6 if fmt else 0.25
+    longest_row = max(len(str(name)) for name in table.index)
+    longest_column = max(len(str(name)) for name in table.columns)
+    width = 2.5 + 0.06 * longest_row + cell_width * table.shape[1]
+    scale: dict[str, Any] = {"cmap": "viridis"}
+    if signed:
+        scale = {"cmap": "vlag_r", "vmin": -1, "vmax": 1}
+
+    figure, axes = empty_panels(1, 1, max(4.5, width), 1.5 + 0.3 * len(table))
+    axis = sns.heatmap(
+        table,
+        ax=axes[0, 0],
+        annot=bool(fmt),
+        fmt=fmt,
+        yticklabels=True,
+        linewidths=0.4,
+        annot_kws={"size": 7},
+        cbar_kws={"label": label, "pad": 0.02},
+        **scale,
+    )
+    axis.grid(visible=False)
+    axis.set(xlabel=table.columns.name or "", ylabel="", title=title)
+    plt.setp(axis.get_yticklabels(), rotation=0)
+    if longest_column > 3:
+        plt.setp(axis.get_xticklabels(), rotation=40, ha="right")
+    else:
+        plt.setp(axis.get_xticklabels(), rotation=0)
+    return figure
+
+
+@styled
+def verdicts(card: pd.DataFrame) -> Figure:
+    """Claims by section: whether each holds in the print, and what is said of it here.
+
+    `card` as of `study.scorecard`: section, claim, print and here.
+    """
+    # The first claim stands on top
+    card = card.sort_values("section", kind="stable").iloc[::-1]
+    fills = {
+        "holds, supported": TRUE,
+        "fails, contradicted": FALSE,
+        "undecided": GREY,
+        "not printed, not testable": "none",
+    }
+    figure, axes = empty_panels(1, 1, PAGE_WIDTH, 1 + 0.2 * len(card))
+    axis = axes[0, 0]
+    for meaning, fill in fills.items():
+        for x, column in enumerate(("print", "here")):
+            y = np.flatnonzero(card[column].isin(meaning.split(", ")))
+            square = {"s": 60, "marker": "s", "color": fill, "edgecolors": GREY}
+            axis.scatter(np.full(len(y), x), y, label=meaning, **square)
+
+    axis.set(xlim=(-0.6, 1.6), ylim=(-0.8, len(card) - 0.2))
+    axis.set_xticks([0, 1], ["print", "here"])
+    sentences = card["section"] + "  " + card["claim"]
+    axis.set_yticks(range(len(card)), [textwrap.shorten(one, 90) for one in sentences])
+
+    sections = card["section"].to_numpy()
+    for last in np.flatnonzero(sections[1:] != sections[:-1]):
+        axis.axhline(last + 0.5, color=BLACK, linewidth=0.6)
+    return finish(figure, axes)
+
+
+@styled
+def embedding_map(maps: Mapping[str, pd.DataFrame], of: str) -> Figure:
+    """Maps of images by title, coloured by dataset and, those of dataset `of`, by class (Fig. 10).
+
+    A map has the columns x, y, dataset and label, and a row per image.
+    """
+    figure, axes = empty_panels(len(maps), 2, PAGE_WIDTH, 4.4, extra=0.5)
+    for (left, right), (title, points) in zip(axes, maps.items(), strict=True):
+        size = _point_size(points)
+        _draw_datasets(left, points, size)
+        left.set(xticks=[], yticks=[], title=f"{title}, by dataset")
+        classes = _draw_classes(right, points, of, size)
+        right.set(xticks=[], yticks=[], title=f"{of} by class ({classes:,}; hues repeat)")
+    # In the legend the points are of one size, whatever it is in the map
+    return finish(figure, axes, markerscale=6 / size**0.5)
+
+
+def _point_size(points: pd.DataFrame) -> float:
+    """The area of a point: the smaller, the more of them."""
+    return float(np.clip(12000 / len(points), 1.5, 14))
+
+
+def _draw_datasets(axis: Axes, points: pd.DataFrame, size: float) -> None:
+    for name, look in looks(points["dataset"]).items():
+        mine = points[points["dataset"] == name]
+        axis.scatter("x", "y", data=mine, color=look.colour, label=name, s=size, linewidths=0)
+
+
+def _draw_classes(axis: Axes, points: pd.DataFrame, dataset: str, size: float) -> int:
+    """The images of `dataset` by class, above all others in grey; returns its number of classes."""
+    axis.scatter(points["x"], points["y"], color="#e4e4e4", s=size, linewidths=0)
+    mine = points[points["dataset"] == dataset]
+    codes, classes = pd.factorize(mine["label"])
+    palette = np.asarray(sns.husl_palette(HUES, l=0.55))
+    # Classes that follow each other get hues far apart
+    hues = palette[codes * 13 % HUES]
+    axis.scatter(mine["x"], mine["y"], c=hues, s=size, linewidths=0)
+    return len(classes)
+
+
+@styled
+def field(panels: Mapping[str, Mapping[str, Any]], columns: int = 4) -> Figure:
+    """Vector fields in the plane, a panel per title.
+
+    A panel has `at` (n, 2), `move` (n, 2), drawn as arrows of these lengths, and `colours`, n of
+    them or one; if need be `dots`, [(points (m, 2), colour, size, marker)], and `line`, (X, Y, Z),
+    the contour of Z at zero.
+    """
+    rows = -(-len(panels) // columns)
+    figure, axes = empty_panels(rows, columns, PAGE_WIDTH, PAGE_WIDTH / columns, extra=0.3)
+    farthest = max(np.abs(np.asarray(panel["at"])).max() for panel in panels.values())
+    limits = np.array([-1.5, 1.5]) * farthest
+    for axis, (title, panel) in zip(axes.flat, panels.items(), strict=False):
+        _draw_field(axis, panel)
+        axis.set(xlim=limits, ylim=limits, aspect="equal", title=title)
+        axis.axis("off")
+    return finish(figure, axes)
+
+
+def _draw_field(axis: Axes, panel: Mapping[str, Any]) -> None:
+    if "line" in panel:
+        axis.contour(*panel["line"], [0], colors=GREY)
+    x, y = np.transpose(panel["at"])
+    right, up = np.transpose(panel["move"])
+    axis.quiver(
+        x,
+        y,
+        right,
+        up,
+        color=panel["colours"],
+        width=0.007,
+        # In the units of the axes, so that an arrow ends where its move does
+        angles="xy",
+        scale_units="xy",
+        scale=1,
+    )
+    for points, colour, size, marker in panel.get("dots", ()):
+        across, along = np.transpose(points)
+        axis.scatter(across, along, s=size, c=colour, marker=marker, zorder=3)

@@ -1,0 +1,129 @@
+"""What all figures share: the style, empty panels, the legend and the file.
+
+Importing it changes nothing: the style holds while a figure is made or saved (`styled`).
+"""
+
+import functools
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+from PIL import Image
+
+from .. import paths
+from .looks import GREY
+
+Inputs = ParamSpec("Inputs")
+Output = TypeVar("Output")
+
+# Inches: of a figure that fills the page
+PAGE_WIDTH = 9.5
+# Any: the type of matplotlib's settings takes only names that it can read in the code
+STYLE: dict[Any, Any] = {
+    **sns.axes_style("whitegrid"),
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.edgecolor": GREY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.constrained_layout.use": True,
+    "figure.titlesize": 10,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "lines.markersize": 5,
+}
+
+
+def use_style() -> None:
+    """Draw in the style of these figures from here on, and show pandas' tables whole.
+
+    For the first cell of a notebook: it shows a figure after the function that made it has ended.
+    """
+    plt.rcParams.update(STYLE)
+    pd.set_option("display.max_colwidth", None, "display.max_rows", 200)
+
+
+@contextmanager
+def _in_style() -> Iterator[None]:
+    """`STYLE` inside, and what its settings were before outside.
+
+    Unlike `plt.rc_context` it leaves all other settings: pyplot loads its backend with the first
+    figure, and what the backend sets, such as interactive mode in a notebook, must stay.
+    """
+    before = {name: plt.rcParams[name] for name in STYLE}
+    plt.rcParams.update(STYLE)
+    try:
+        yield
+    finally:
+        plt.rcParams.update(before)
+
+
+def styled(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
+    """`function`, run in the style; the settings are afterwards what they were before."""
+
+    @functools.wraps(function)
+    def inside(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
+        with _in_style():
+            return function(*args, **kwargs)
+
+    return inside
+
+
+@styled
+def save(figure: Figure, path: str | Path) -> Path:
+    """Write `figure` whole as a PNG of 256 colours, and return the path.
+
+    The same figure gives the same bytes.  OSError: it cannot be written, with the remedy.
+    """
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=150)
+    small = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    with paths.written_whole(Path(path)) as temporary:
+        small.save(temporary, "PNG", optimize=True)
+    return Path(path)
+
+
+def empty_panels(
+    rows: int, columns: int, width: float, height: float, extra: float = 0
+) -> tuple[Figure, np.ndarray]:
+    """A figure and its axes (rows, columns).
+
+    `width` is the figure's, `height` that of a row, `extra` is added for title and legend, in
+    inches.
+    """
+    figsize = (width, rows * height + extra)
+    figure, axes = plt.subplots(rows, columns, figsize=figsize, squeeze=False)
+    # A notebook would show what pyplot keeps a second time
+    plt.close(figure)
+    return figure, axes
+
+
+def finish(figure: Figure, axes: np.ndarray, title: str = "", **legend: Any) -> Figure:
+    """Give `figure` its title and one legend for all panels, and hide panels without data.
+
+    A single name needs no legend.  `legend`: further settings of it.
+    """
+    named: dict[str, Any] = {}
+    for axis in axes.flat:
+        if not axis.has_data():
+            axis.axis("off")
+        handles, labels = axis.get_legend_handles_labels()
+        named.update(zip(labels, handles, strict=True))
+
+    if len(named) > 1:
+        longest = max(map(len, named))
+        # About 140 characters stand side by side, and a handle takes the room of six
+        columns = min(len(named), 6, 140 // (6 + longest))
+        figure.legend(named.values(), named, loc="outside lower center", ncols=columns, **legend)
+    figure.suptitle(title)
+    return figure

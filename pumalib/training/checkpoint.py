@@ -1,0 +1,122 @@
+"""Checkpoints: how far a training is, written whole, and read only if whole."""
+
+import warnings
+import zipfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+
+from .. import models, paths
+from ..models import EmbeddingModel
+from .run_folder import CHECKPOINTS, write_text
+
+
+@dataclass
+class Reached:
+    """How far a training is: before step `step` of epoch `epoch`, and the sums of that epoch."""
+
+    epoch: int = 0
+    step: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
+    log: list[dict[str, Any]] = field(default_factory=list)
+
+
+def save(
+    folder: Path,
+    reached: Reached,
+    model: EmbeddingModel,
+    loss: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    """Write `checkpoint.pt`, keeping the one before, and the log of whole epochs.
+
+    Raises OSError where the disk is full; what was there before stays.
+    """
+    state = {
+        "model": models.trainable_state(model),
+        "loss": loss.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "at": asdict(reached),
+    }
+    current, previous = (folder / name for name in CHECKPOINTS)
+    with paths.written_whole(current) as temporary:
+        # Given a path, torch raises RuntimeError where the disk is full; given a file, OSError.
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+        if current.is_file():
+            current.replace(previous)
+
+    # After the checkpoint: what is logged is never trained again.
+    if reached.log:
+        write_text(folder / "log.csv", pd.DataFrame(reached.log).to_csv(index=False))
+
+
+def resume(
+    folder: Path, model: EmbeddingModel, loss: nn.Module, optimizer: torch.optim.Optimizer
+) -> Reached:
+    """Go to where the newest whole checkpoint of this very model stands, or to the beginning.
+
+    A warning names the checkpoints that are damaged.
+    """
+    shapes = _shapes(model, loss, optimizer)
+    for name in CHECKPOINTS:
+        file = folder / name
+        if not file.is_file():
+            continue
+        try:
+            state = _read_whole(file, shapes)
+        except ValueError as error:
+            warnings.warn(
+                f"{file} is damaged ({error}); the one before it is taken, or the beginning",
+                stacklevel=2,
+            )
+            continue
+        model.load_state_dict(state["model"], strict=False)
+        loss.load_state_dict(state["loss"])
+        optimizer.load_state_dict(state["optimizer"])
+        return Reached(**state["at"])
+    return Reached()
+
+
+Shapes = dict[str | int, torch.Size]
+
+
+def _shapes(model: EmbeddingModel, loss: nn.Module, optimizer: torch.optim.Optimizer) -> Shapes:
+    """What a checkpoint must hold: tensors by name, and the optimizer's moments by number."""
+    shapes: Shapes = {}
+    for name, tensor in models.trainable_state(model).items():
+        shapes[name] = tensor.shape
+    for name, tensor in loss.state_dict().items():
+        shapes[name] = tensor.shape
+    optimised = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, parameter in enumerate(optimised):
+        shapes[number] = parameter.shape
+    return shapes
+
+
+def _read_whole(file: Path, shapes: Shapes) -> dict[str, Any]:
+    """The content of a checkpoint whose check sums and tensors are right, else ValueError."""
+    try:
+        # torch.load does not look at check sums.
+        with zipfile.ZipFile(file) as content:
+            bad = content.testzip()
+        if bad:
+            raise ValueError(f"the check sum of {bad} is wrong")
+
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        found: Shapes = {}
+        for name, tensor in (state["model"] | state["loss"]).items():
+            found[name] = tensor.shape
+        for number, moments in state["optimizer"]["state"].items():
+            found[number] = moments["exp_avg"].shape
+        if found != shapes or state["at"].keys() != asdict(Reached()).keys():
+            raise ValueError("its tensors have other names or shapes")
+    # A damaged file raises nearly anything.
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    return state
