@@ -1,5 +1,6 @@
 """The command line: quick to help, exact about what it refuses, and honest about what came out."""
 
+import base64
 import json
 import os
 import signal
@@ -111,6 +112,16 @@ def test_a_message_about_an_alias_bomb_is_short(results, capsys):
     assert status == 2 and "datasets" in err and len(err) < 2000
 
 
+def test_without_a_head_what_trains_needs_the_width_of_the_backbone(small, results, capsys):
+    headless = ["train", "adapter", "--profile", small, "-s", "head=none", "-s", "adapter_rank=2"]
+    status, _, err = call(capsys, *headless)
+    said = "head = 'none' leaves the backbone's 128 features, and dim = 8: set dim = 128, or"
+    assert status == 2 and said in err
+    assert not list(results.glob("small/runs/*/run.json"))
+    assert call(capsys, *headless, "-p", "dim=128")[0] == 0
+    assert call(capsys, "train", "pretrained", "--profile", small)[0] == 0, "it trains nothing"
+
+
 # ---- Training, and training again
 
 
@@ -144,9 +155,9 @@ def test_other_numbers_are_told_and_kept_beside(small, results, capsys):
     record = kept("small", "linear")
     name = record["name"]
     other = json.loads(json.dumps(record))
-    rng = np.random.default_rng(0)
-    count = other["table"][0]["queries"]
-    other["hits"]["photos"] = store.evaluation.metrics.pack(rng.integers(0, 2, count))
+    hits = bytearray(base64.b64decode(other["hits"]["photos"]))
+    hits[0] ^= 0b111  # of three queries
+    other["hits"]["photos"] = base64.b64encode(hits).decode()
     other["table"][0]["R@1"] = 0.987654
     store.drop(name, "small")
     store.add(other, "small")  # as if another machine had kept it
@@ -157,7 +168,7 @@ def test_other_numbers_are_told_and_kept_beside(small, results, capsys):
         _, now, before, verdict = said.splitlines()
         assert now.startswith(f"R@1: photos {record['table'][0]['R@1']:.3f}, ")
         assert before.startswith("kept: photos 0.988, ")
-        assert verdict.startswith("They differ: R@1 is another for ") and "on cpu" in verdict
+        assert verdict.startswith("They differ: R@1 is another for 3 of ") and "on cpu" in verdict
     assert store.record(name, "small")["table"] == other["table"], "what was kept stays"
     (line,) = (results / "small" / "repeated.jsonl").read_text().splitlines()
     assert json.loads(line)["table"] == record["table"]
