@@ -25,6 +25,7 @@ _LIBRARY = [
     "data",
     "embedder",
     "evaluation",
+    "index",
     "losses",
     "models",
     "paths",

@@ -1,68 +1,212 @@
 """A trained model with the image transform it was evaluated with: images in, embeddings out."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any, Literal, overload
 
 import numpy as np
 import pandas as pd
 import torch
 from PIL import Image
+from torch import Tensor
 from tqdm import tqdm
 
-from .config import Run
-from .data import batches
+from .config import Data, Run
+from .data import Benchmark, batches
+from .data.images import View, decode, normalise, pixels
 from .models import EmbeddingModel, backbones, load_model
 
+# Images that pass the network at a time where a benchmark is embedded.
+_ROWS = 256
+# The benchmark whose pictures have the network's size, and are shown as they are.
+_SHOWN_AS_THEY_ARE = "mini"
 
-def load(folder: str | Path, pretrained: str | Path | None = None, device: str | torch.device = "cpu") -> "Embedder":
-    """The trained model of a run's folder, ready to embed; arguments and errors as of `models.load_model`."""
+
+def load(
+    folder: str | Path, pretrained: str | Path | None = None, device: str | torch.device = "cpu"
+) -> "Embedder":
+    """Load the trained model of a run's folder, ready to embed.
+
+    Arguments and errors are those of `models.load_model`.
+    """
     model, run = load_model(folder, pretrained)
     return Embedder(model.to(device), run)
 
 
-def embed_rows(model, benchmark, rows: pd.DataFrame, settings, *, device="cpu", workers: int = 0, prompt_weights=False):
-    """Embeddings (n, dim) float32 of rows of a benchmark, by the test view of `settings`, a `config.Data`.
-    With `prompt_weights`, of a model with a prompt pool, these and the weights (n, M) of its prompts."""
-    view = batches.View(settings, *backbones.normalisation(model.backbone))
-    parts = np.split(np.arange(len(rows)), range(256, len(rows), 256))
-    shown, model = batches.batches(batches.Plan(benchmark, rows, parts, view, workers=workers, device=device)), model.eval()
+# ---- a benchmark's images
+
+
+@overload
+def embed_rows(
+    model: EmbeddingModel,
+    benchmark: Benchmark,
+    rows: pd.DataFrame,
+    settings: Data,
+    *,
+    device: str | torch.device = "cpu",
+    workers: int = 0,
+    prompt_weights: Literal[False] = False,
+) -> np.ndarray: ...
+
+
+@overload
+def embed_rows(
+    model: EmbeddingModel,
+    benchmark: Benchmark,
+    rows: pd.DataFrame,
+    settings: Data,
+    *,
+    device: str | torch.device = "cpu",
+    workers: int = 0,
+    prompt_weights: Literal[True],
+) -> tuple[np.ndarray, np.ndarray | None]: ...
+
+
+def embed_rows(
+    model: EmbeddingModel,
+    benchmark: Benchmark,
+    rows: pd.DataFrame,
+    settings: Data,
+    *,
+    device: str | torch.device = "cpu",
+    workers: int = 0,
+    prompt_weights: bool = False,
+) -> np.ndarray | tuple[np.ndarray, np.ndarray | None]:
+    """Embed rows of a benchmark, by the test view of `settings`: (n, dim) float32.
+
+    `workers` processes decode the images; 0: this one.  With `prompt_weights` it returns the
+    embeddings and the weights (n, M) of a pool's prompts, or None.  Raises ImageError.
+    """
+    model.eval()
+    view = View(settings, *backbones.normalisation(model.backbone))
+    parts = np.split(np.arange(len(rows)), range(_ROWS, len(rows), _ROWS))
+    plan = batches.Plan(benchmark, rows, parts, view, workers=workers, device=device)
+    embeddings = []
+    weights = []
     with torch.inference_mode():
-        outputs = [model(images, prompt_weights=True) for images, _ in shown]
-    embeddings, weights = (p if p[0] is None else torch.cat(p).float().cpu().numpy() for p in zip(*outputs))
-    return (embeddings, weights) if prompt_weights else embeddings
+        for images, _ in batches.batches(plan):
+            embedded, chosen = model(images, prompt_weights=True)
+            embeddings.append(embedded)
+            if chosen is not None:
+                weights.append(chosen)
+    if not prompt_weights:
+        return _joined(embeddings)
+    return _joined(embeddings), _joined(weights) if weights else None
+
+
+def _joined(parts: list[Tensor]) -> np.ndarray:
+    return torch.cat(parts).float().cpu().numpy()
+
+
+# ---- any images
 
 
 class Embedder:
-    """A trained model with the image transform it was evaluated with: `load(folder).embed(images)`."""
+    """A trained model with the image transform it was evaluated with.
+
+    `load(folder).embed(images)`.
+    """
 
     def __init__(self, model: EmbeddingModel, run: Run):
-        self.model, self.run = model, run
-        self.view = batches.View(run.data, *backbones.normalisation(model.backbone))
+        self.model = model
+        self.run = run
+        self.view = View(run.data, *backbones.normalisation(model.backbone))
 
-    def embed(self, images, batch_size: int = 64, progress: bool = True) -> np.ndarray:
-        """Embeddings (n, dim) float32 of a file path, a PIL image, an (H, W, 3) uint8 array, or any iterable of these.
-        A generator is read a batch at a time; an array of the network's size is not resized.  ValueError: no image."""
+    def embed(
+        self,
+        images: Any,
+        batch_size: int = 64,
+        progress: bool = True,
+        *,
+        prepared: bool = False,
+    ) -> np.ndarray:
+        """Embed one image, or an iterable of images: (n, dim) float32.
+
+        An image is a file's path, a PIL image or an array (H, W, 3) uint8, and it makes no
+        difference which: each is resized and cropped as the run's test images were.  A model of
+        `mini` was trained and tested on pictures of the network's own size as they are; to it,
+        every picture of that very size is shown as it is.  Images that are `prepared` are instead
+        tensors (3, size, size), normalised for the network already.
+
+        A generator is read a batch at a time.  Raises ValueError for what is no image, and says
+        at which position.
+        """
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size = {batch_size!r}; it must be a whole number of at least 1")
-        if isinstance(images, str) or not isinstance(images, Iterable) or getattr(images, "ndim", 0) in (2, 3):
+            what = f"batch_size = {batch_size!r}"
+            raise ValueError(f"{what}; it must be a whole number of at least 1")
+        if _is_one(images):
             images = [images]
         shown = tqdm(images, "embedding", unit="image", delay=1, disable=not progress)
-        pixels = (batches.pixels(_decoded(image, i, self.view.upright), self.view) for i, image in enumerate(shown))
+        inputs = self._prepared(shown) if prepared else self._pixels(shown)
+
+        device = next(self.model.parameters()).device
+        # One without rows, should there be no image.
         embeddings = [np.zeros((0, self.model.dim), np.float32)]
         with torch.inference_mode():
-            while batch := list(islice(pixels, batch_size)):
-                batch = batches.normalise(torch.stack(batch).to(next(self.model.parameters()).device), self.view)
-                embeddings.append(self.model(batch).float().cpu().numpy())
+            while batch := list(islice(inputs, batch_size)):
+                network_input = torch.stack(batch).to(device)
+                if not prepared:
+                    network_input = normalise(network_input, self.view)
+                embeddings.append(self.model(network_input).float().cpu().numpy())
         return np.concatenate(embeddings)
 
+    def _pixels(self, images: Iterable) -> Iterator[Tensor]:
+        """What the network is shown of each image, (3, size, size) uint8."""
+        size = self.view.settings.image_size
+        as_it_is = self.run.data.benchmark == _SHOWN_AS_THEY_ARE
+        for position, image in enumerate(images):
+            decoded = _decoded(image, position, self.view.upright)
+            if as_it_is and decoded.size == (size, size):
+                # An array of this size is not resized.
+                yield pixels(np.asarray(decoded), self.view)
+            else:
+                yield pixels(decoded, self.view)
 
-def _decoded(image, position: int, upright: bool) -> Image.Image | np.ndarray:
-    if isinstance(image, (str, os.PathLike, Image.Image)):
-        return batches.decode(image, upright)
-    kind, shape = getattr(image, "dtype", type(image).__name__), getattr(image, "shape", ())
-    if not isinstance(image, np.ndarray) or kind != np.uint8 or len(shape) != 3 or shape[2] != 3 or not image.size:
+    def _prepared(self, images: Iterable) -> Iterator[Tensor]:
+        """The images, which are the network's input; ValueError where one is not."""
+        size = self.view.settings.image_size
+        for position, image in enumerate(images):
+            is_float = isinstance(image, Tensor) and image.is_floating_point()
+            if not is_float or image.shape != (3, size, size):
+                expected = f"a normalised tensor of floats (3, {size}, {size})"
+                what = f"prepared image {position} is {_described(image)}"
+                raise ValueError(f"{what}; expected {expected}")
+            yield image.float()
+
+
+def _is_one(images: Any) -> bool:
+    """Whether this is one image, not several."""
+    if isinstance(images, str) or not isinstance(images, Iterable):
+        return True
+    return getattr(images, "ndim", 0) in (2, 3)
+
+
+def _decoded(image: Any, position: int, upright: bool) -> Image.Image:
+    """The image as RGB; ValueError where it is none."""
+    if isinstance(image, os.PathLike):
+        image = Path(image)
+    if isinstance(image, (str, Path, Image.Image)):
+        return decode(image, upright)
+    if not _is_rgb_array(image):
         expected = "a file path, a PIL image or an array uint8 (H, W, 3) of RGB in 0..255"
-        raise ValueError(f"image {position} is {kind} {shape or ''}; expected {expected}")
-    return np.ascontiguousarray(image)
+        if isinstance(image, Tensor):
+            expected += ", or prepared=True for tensors that are the network's input"
+        raise ValueError(f"image {position} is {_described(image)}; expected {expected}")
+    return Image.fromarray(np.ascontiguousarray(image))
+
+
+def _is_rgb_array(image: Any) -> bool:
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
+        return False
+    return image.ndim == 3 and image.shape[2] == 3 and image.size > 0
+
+
+def _described(image: Any) -> str:
+    """Type and shape of what was given."""
+    kind = getattr(image, "dtype", type(image).__name__)
+    shape = getattr(image, "shape", None)
+    if not shape:
+        return str(kind)
+    return f"{kind} {tuple(shape)}"

@@ -1,4 +1,4 @@
-"""Runs on a Dask cluster of real processes: the same numbers, also when workers are killed, and clear words when not."""
+"""Runs on a Dask cluster of real processes: the same numbers, also when workers are killed."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pumalib import config, paths, study, training
-from pumalib.study import cluster, kept, store
+from pumalib.study import cluster, store
 from pumalib.training import run_folder
 
 PROFILE = config.Profile(
@@ -57,38 +57,51 @@ def test_the_run_of_a_killed_worker_goes_on_from_its_checkpoint(address, monkeyp
     with distributed.Client(address, set_as_default=False) as client:
         processes = client.run(os.getpid)
         profile = replace(PROFILE, dask=address)
-        calling = threading.Thread(target=lambda: results.append(study.run_all({"x": long}, profile)))
+        calling = threading.Thread(
+            target=lambda: results.append(study.run_all({"x": long}, profile))
+        )
         calling.start()
         deadline = time.monotonic() + 300
         while not (folder / "log.csv").is_file() or not (folder / "log.csv").read_text().strip():
-            assert calling.is_alive() and time.monotonic() < deadline, "it ended before its worker could be killed"
+            assert calling.is_alive() and time.monotonic() < deadline, (
+                "it ended before its worker could be killed"
+            )
             time.sleep(0.01)
         (worker,) = [worker for worker, keys in client.processing().items() if keys]
         os.kill(processes[worker], signal.SIGKILL)
-        log = (folder / "log.csv").read_text()  # with seconds, which no second training would repeat
+        log = (
+            folder / "log.csv"
+        ).read_text()  # with seconds, which no second training would repeat
         calling.join(timeout=300)
     assert len(log.splitlines()) < 11 and (folder / "log.csv").read_text().startswith(log)
     training.train(long, tmp_path / "uninterrupted")
     whole = training.run_folder.read_record(tmp_path / "uninterrupted")["table"]
-    pd.testing.assert_frame_equal(*(pd.DataFrame(t) for t in (store.record(folder.name, "test")["table"], whole)))
+    pd.testing.assert_frame_equal(
+        *(pd.DataFrame(t) for t in (store.record(folder.name, "test")["table"], whole))
+    )
     assert results[0].names == {"x": [folder.name]}
 
 
 def test_a_failing_run_does_not_stop_the_others(address):
     bad = PROFILE.run("linear", training={"lr": 1e30, "clip_value": 0.0})
     rows = {"bad": bad, "good": LINEAR}
-    said = f"1 of 2 runs failed, the others are finished. .*{run_folder.run_name(bad)}: NonFiniteLoss: .*epoch 1"
+    said = (
+        "1 of 2 runs failed, the others are finished. "
+        f".*{run_folder.run_name(bad)}: NonFiniteLoss: .*epoch 1"
+    )
     with pytest.raises(RuntimeError, match=said):
         study.run_all(rows, replace(PROFILE, dask=address))
     assert set(store.read("test")) == {run_folder.run_name(LINEAR)}
 
 
 def test_a_worker_that_would_give_other_numbers_is_refused(address, monkeypatch, tmp_path):
-    monkeypatch.setattr(kept, "run_name", lambda run: "linear-of-other-data")
-    with pytest.raises(RuntimeError, match=r"would call this run linear-curricularface-\w{8}: .*share checkout"):
+    monkeypatch.setattr(run_folder, "run_name", lambda run: "linear-of-other-data")
+    said = r"would call this run linear-curricularface-\w{8}: .*share checkout"
+    with pytest.raises(RuntimeError, match=said):
         study.run_all({"x": LINEAR}, replace(PROFILE, dask=address))
     monkeypatch.chdir(tmp_path)  # the workers stay where they were started
-    with pytest.raises(RuntimeError, match="does not see the client's .*name such a place with PUMALIB_RESULTS"):
+    said = r"does not see the client's .*name such a place with PUMALIB_RESULTS"
+    with pytest.raises(RuntimeError, match=said):
         cluster.run_each(print, {"x": ("x",)}, address, Path("/proc/self/cwd/mine"))
 
 
@@ -114,7 +127,9 @@ def test_a_scheduler_is_lost(tmp_path):
 
 def test_local_workers_share_the_machine(address, monkeypatch):
     with distributed.Client(address, set_as_default=False) as client:
-        assert set(client.run(torch.get_num_threads).values()) == {max(1, cluster.CPU_COUNT // WORKERS)}
+        assert set(client.run(torch.get_num_threads).values()) == {
+            max(1, cluster.CPU_COUNT // WORKERS)
+        }
         assert list(client.nthreads().values()) == [1] * WORKERS
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,7")

@@ -100,7 +100,7 @@ def resumed(home: Path, name: str):
 
 
 def lines(home: Path, name: str):
-    return store.lines(home / "faults")[0]
+    return store.read(home / "faults")
 
 
 def embedded(home: Path, name: str):
@@ -200,7 +200,7 @@ def outcome(kind: str, home: Path):
     if kind == "train":
         return table_of(home / "results" / "run")
     if kind == "run":
-        return [record["table"] for record in store.lines(home / "results" / "faults")[0].values()]
+        return [record["table"] for record in store.read(home / "results" / "faults").values()]
     return {file.name: file.read_bytes() for file in (home / "cache").rglob("*.jpg")}
 
 

@@ -14,6 +14,7 @@ ROOMS = [
     "losses",
     "evaluation",
     "embedder",
+    "index",
     "training",
     "study",
     "figures",

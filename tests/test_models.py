@@ -1,22 +1,30 @@
-"""The models against the paper's equations and parameter counts, other backbones and files of weights, refusals."""
+"""The models against the paper: equations, parameter counts; other backbones, refusals."""
 
+import dataclasses
+import subprocess
+import sys
+import time
 from functools import partial
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import safetensors.torch
 import timm
 import torch
 import torch.nn.functional as F
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Attention, VisionTransformer
+from torch import nn
 
 from pumalib import config, losses, models
 from pumalib.models import backbones
-from pumalib.models.embedding import EmbeddingModel
-from pumalib.models.peft import LoRA
+from pumalib.models.embedding import EmbeddingModel, _attend
+from pumalib.models.lora import LowRank
 from pumalib.models.puma import PromptPool, StochasticAdapter, draw_gates
 
-DEIT = Path(__file__).resolve().parents[2] / "shared" / "weights" / "deit_tiny_patch16_224.safetensors"
+DEIT = (
+    Path(__file__).resolve().parents[2] / "shared" / "weights" / "deit_tiny_patch16_224.safetensors"
+)
 HEAD, ADAPTERS, POOL = 384 * 128 + 128, 12 * 2 * 2 * 384 * 128, 20 * (8 + 1 + 1) * 384
 TRAINABLE = {
     "full": 21_665_664 + HEAD,
@@ -50,7 +58,9 @@ def build(method, **settings):
 
 
 def tiny(method):
-    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=0)
+    vit = VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=0
+    )
     return matter(EmbeddingModel(vit, config.method(method), 8))
 
 
@@ -60,9 +70,16 @@ def images(count=3):
 
 @pytest.mark.parametrize("method", TRAINABLE)
 def test_parameter_counts_on_vit_small(method):
-    assert (ADAPTERS, POOL, TRAINABLE["puma"], TRAINABLE["mlp3"]) == (2_359_296, 76_800, 2_485_376, 5_247_104)
+    assert (ADAPTERS, POOL, TRAINABLE["puma"], TRAINABLE["mlp3"]) == (
+        2_359_296,
+        76_800,
+        2_485_376,
+        5_247_104,
+    )
     with torch.device("meta"):
-        trainable, total = models.count_parameters(models.build(method, "vit_small_patch16_224", pretrained=False))
+        trainable, total = models.count_parameters(
+            models.build(method, "vit_small_patch16_224", pretrained=False)
+        )
     assert trainable == TRAINABLE[method]
     assert total == (trainable if method == "full" else 21_665_664 + trainable)
 
@@ -79,7 +96,9 @@ def test_adapter_is_equation_4_with_its_gate_and_scale():
 def test_gates_are_bernoulli_per_sample_layer_and_branch():
     gates = draw_gates(0.25, 6, 5000, generator=torch.Generator().manual_seed(0))
     assert gates.shape == (6, 2, 5000) and set(gates.unique().tolist()) == {0.0, 4.0}
-    assert (gates.mean(-1) - 1).abs().max() < 0.1  # divided by p: expectation 1 in every layer and branch
+    assert (
+        gates.mean(-1) - 1
+    ).abs().max() < 0.1  # divided by p: expectation 1 in every layer and branch
     correlation = torch.corrcoef(gates.flatten(0, 1)) - torch.eye(12)
     assert correlation.abs().max() < 0.06  # independent
     assert draw_gates(0.25, 6, 50, per="batch").shape == (6, 2, 1)
@@ -97,7 +116,9 @@ def test_prompt_pool_is_equations_6_to_9(attention):
         query = patches[b].mean(0) + patches[b].max(0).values
         expected = torch.zeros(2, 6)
         for m in range(3):
-            attended = query * (pool.attention[m] if attention == "free" else pool.attention[m].softmax(0))
+            attended = query * (
+                pool.attention[m] if attention == "free" else pool.attention[m].softmax(0)
+            )
             alpha = attended @ pool.keys[m] / attended.norm() / pool.keys[m].norm()
             torch.testing.assert_close(weights[b, m], alpha)
             expected += alpha * pool.prompts[m]
@@ -106,7 +127,9 @@ def test_prompt_pool_is_equations_6_to_9(attention):
 
 @pytest.mark.parametrize("position", ["none", "cls"])
 def test_puma_is_equations_2_to_10_written_out(position):
-    model = build("puma", prompts=4, prompt_length=2, adapter_rank=8, prompt_position=position).train()
+    model = build(
+        "puma", prompts=4, prompt_length=2, adapter_rank=8, prompt_position=position
+    ).train()
     x, vit, gates = images(), model.backbone, model.draw_gates(3)
     patches = vit.patch_embed(x)
     prompt, _ = model.prompt(patches)
@@ -125,28 +148,48 @@ def test_puma_is_equations_2_to_10_written_out(position):
 
 
 def test_lora_is_a_low_rank_change_of_two_products():
-    attn, lora = backbones.mini_vit(64).blocks[0].attn, LoRA(64, 2, targets="qk", scale=3.0)
+    attn = backbones.mini_vit(64).blocks[0].attn
+    lora = LowRank(64, 2, targets="qk", scale=3.0)
     for up in lora.up:
         torch.nn.init.normal_(up.weight)
-    h, gate = torch.randn(2, 5, 64), torch.tensor([0.0, 2.0])
+    h = torch.randn(2, 5, 64)
+    gate = torch.tensor([0.0, 2.0])
+    products = lora(h, list(attn.qkv(h).chunk(3, dim=-1)), gate)
     weight = attn.qkv.weight.clone()
-    for b in range(2):  # the change as weights: W + gamma * s * up down
-        change = torch.cat([up.weight @ down.weight for up, down in zip(lora.up, lora.down, strict=True)])
+    for b in range(2):
+        # The change as weights: W + gamma * s * up down, and none of the value.
+        change = torch.cat([up.weight @ down.weight for up, down in zip(lora.up, lora.down)])
         attn.qkv.weight.data = weight + F.pad(3 * gate[b] * change, (0, 0, 0, 64))
-        expected = attn(h[b : b + 1])
-        attn.qkv.weight.data = weight
-        torch.testing.assert_close(lora(attn, h, gate)[b : b + 1], expected, atol=1e-4, rtol=1e-4)
+        expected = attn.qkv(h[b : b + 1])
+        found = torch.cat([product[b : b + 1] for product in products], dim=-1)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_of_changed_products_is_that_of_timm(fused):
+    """Also with norms of query, key and output, which some models have."""
+    attn = Attention(64, 2, qkv_bias=True, qk_norm=True, scale_norm=True, norm_layer=nn.LayerNorm)
+    attn.fused_attn = fused
+    h = torch.randn(2, 5, 64)
+    found = _attend(attn, list(attn.qkv(h).chunk(3, dim=-1)))
+    torch.testing.assert_close(found, attn(h))
 
 
 PARTS = ("lora", "lora-stochastic", "adaptformer", "adapter", "adapter-stochastic")
 CLOSED = {"adapter_keep": 0.0}, {"adapter_rank": 0}, {"adapter_keep": 0.0, "adapter_divide": False}
-NOTHING = [(method, {}) for method in PARTS] + [("puma", {"prompt_length": 0, **settings}) for settings in CLOSED]
+NOTHING = [(method, {}) for method in PARTS] + [
+    ("puma", {"prompt_length": 0, **settings}) for settings in CLOSED
+]
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("method, settings", NOTHING)
 def test_untrained_or_closed_parts_leave_the_backbone_unchanged(method, settings, training):
-    made = build if settings else partial(models.build, backbone="mini_vit", dim=16, pretrained="random")
+    made = (
+        build
+        if settings
+        else partial(models.build, backbone="mini_vit", dim=16, pretrained="random")
+    )
     model, x = made(method, **settings).train(training), images()
     torch.testing.assert_close(model(x), F.normalize(model.head(model.backbone(x)), dim=-1))
 
@@ -161,23 +204,35 @@ def test_adapters_are_always_on_at_test():
 
     assert torch.equal(model(x), alike("adapter")) and torch.equal(model(x), model(x, gates={}))
     # times p = 0.5 at test, if not divided by p in training
-    torch.testing.assert_close(alike("adapter-stochastic", adapter_divide=False), alike("adapter", adapter_scale=0.05))
+    torch.testing.assert_close(
+        alike("adapter-stochastic", adapter_divide=False), alike("adapter", adapter_scale=0.05)
+    )
 
 
-@pytest.mark.parametrize("method", [name for name in config.METHODS if name != "pretrained"])  # it trains nothing
+@pytest.mark.parametrize(
+    "method", [name for name in config.METHODS if name != "pretrained"]
+)  # it trains nothing
 def test_every_method_trains_what_it_says_and_evaluates_alike_twice(method):
     model = build(method).train()
     embeddings = model(images(), gates={})  # every gate open
     torch.testing.assert_close(embeddings.norm(dim=-1), torch.ones(3))
     (embeddings * torch.randn_like(embeddings)).sum().backward()
-    silent = [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
-    assert not silent and model.backbone.training == model.method.tune_backbone  # frozen means frozen
+    silent = [
+        n
+        for n, p in model.named_parameters()
+        if p.requires_grad and (p.grad is None or not p.grad.any())
+    ]
+    assert (
+        not silent and model.backbone.training == model.method.tune_backbone
+    )  # frozen means frozen
     assert model.method.tune_backbone or all(p.grad is None for p in model.backbone.parameters())
     model.eval()
     x = images()
     embeddings, weights = model(x, prompt_weights=True)
     assert torch.equal(embeddings, model(x))
-    assert weights.shape == (3, model.method.prompts) if model.method.prompts > 1 else weights is None
+    assert (
+        weights.shape == (3, model.method.prompts) if model.method.prompts > 1 else weights is None
+    )
 
 
 def gradients(model, images, gates):
@@ -186,7 +241,9 @@ def gradients(model, images, gates):
     embeddings = model(images, gates)
     target = torch.linspace(-1, 1, embeddings.numel()).view_as(embeddings)
     (embeddings * target).sum().backward()
-    return embeddings.detach(), {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    return embeddings.detach(), {
+        name: p.grad for name, p in model.named_parameters() if p.requires_grad
+    }
 
 
 FAMILIES = [("deit_tiny_distilled_patch16_224", 32), ("vit_small_patch14_reg4_dinov2", 28)]
@@ -194,8 +251,12 @@ FAMILIES = [("deit_tiny_distilled_patch16_224", 32), ("vit_small_patch14_reg4_di
 
 @pytest.mark.parametrize("name, size", [*FAMILIES, ("vit_xsmall_patch16_clip_224", 32)])
 def test_puma_without_open_adapters_and_prompts_is_the_frozen_backbone(name, size):
-    model = models.build("puma", name, 16, pretrained=False, image_size=size, adapter_keep=0.0, prompts=0)
-    model.adapters.requires_grad_(False).apply(lambda m: hasattr(m, "weight") and m.weight.normal_())
+    model = models.build(
+        "puma", name, 16, pretrained=False, image_size=size, adapter_keep=0.0, prompts=0
+    )
+    model.adapters.requires_grad_(False).apply(
+        lambda m: hasattr(m, "weight") and m.weight.normal_()
+    )
     images = torch.randn(2, 3, size, size)
     expected = F.normalize(model.head(model.backbone.eval()(images)), dim=-1)
     for mode in (True, False):
@@ -203,7 +264,9 @@ def test_puma_without_open_adapters_and_prompts_is_the_frozen_backbone(name, siz
 
 
 def test_pooling_over_patches_leaves_prompts_out():
-    vit = timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=32, global_pool="avg", class_token=True)
+    vit = timm.create_model(
+        "vit_tiny_patch16_224", num_classes=0, img_size=32, global_pool="avg", class_token=True
+    )
     model = EmbeddingModel(vit, config.method("puma"), 16).eval()
     seen = []
     vit.fc_norm.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
@@ -215,7 +278,10 @@ def test_pooling_over_patches_leaves_prompts_out():
 
 
 def test_resnet_pools_average_and_maximum():
-    model, images = models.build("mlp3", "resnet18", 16, pretrained=False).eval(), torch.randn(2, 3, 64, 64)
+    model, images = (
+        models.build("mlp3", "resnet18", 16, pretrained=False).eval(),
+        torch.randn(2, 3, 64, 64),
+    )
     features = model.backbone.forward_features(images)
     pooled = (features.mean((2, 3)) + features.amax((2, 3))) / 2
     torch.testing.assert_close(model(images), F.normalize(model.head(pooled), dim=-1))
@@ -224,23 +290,37 @@ def test_resnet_pools_average_and_maximum():
 def test_checkpoints_of_deit_and_of_data_parallel_training(tmp_path):
     name, file = "deit_tiny_distilled_patch16_224", tmp_path / "deit.pth"
     reference = timm.create_model(name, num_classes=0)
-    state = {**reference.state_dict(), "head.weight": torch.ones(5, 192), "head_dist.weight": torch.ones(5, 192)}
-    for saved in ({"model": state}, {"state_dict": {f"module.{key}": value for key, value in state.items()}}):
+    state = {
+        **reference.state_dict(),
+        "head.weight": torch.ones(5, 192),
+        "head_dist.weight": torch.ones(5, 192),
+    }
+    for saved in (
+        {"model": state},
+        {"state_dict": {f"module.{key}": value for key, value in state.items()}},
+    ):
         torch.save(saved, file)
         made = backbones.create(name, file).state_dict()
         assert backbones.state_digest(made) == backbones.state_digest(reference.state_dict())
     torch.save({"student": state, "teacher": state}, file)
-    with pytest.raises(ValueError, match="it holds student, teacher; save the part of it that is the network"):
+    with pytest.raises(
+        ValueError, match="it holds student, teacher; save the part of it that is the network"
+    ):
         backbones.create(name, file)
 
 
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
     file, state = tmp_path / "small.safetensors", backbones.mini_vit().state_dict()
-    for wrong, message in (("norm.weight", "size mismatch for norm.weight"), ("extra", "Unexpected.*extra")):
+    for wrong, message in (
+        ("norm.weight", "size mismatch for norm.weight"),
+        ("extra", "Unexpected.*extra"),
+    ):
         safetensors.torch.save_file({**state, wrong: torch.ones(3)}, file)
-        with pytest.raises(ValueError, match=f"small.safetensors .*not fit backbone 'mini_vit'.*{message}"):
+        with pytest.raises(
+            ValueError, match=f"small.safetensors .*not fit backbone 'mini_vit'.*{message}"
+        ):
             backbones.create("mini_vit", file)
-    with pytest.raises(FileNotFoundError, match="no weights at .*nothing.pth"):
+    with pytest.raises(FileNotFoundError, match=r"no weights at .*nothing.pth"):
         backbones.create("mini_vit", "nothing.pth")
 
 
@@ -255,13 +335,31 @@ def test_real_weights_from_a_local_file():
 
 
 REFUSED = {
-    "unknown backbone 'vit_smal_patch16_224'; near: vit_small_patch16_224": ("linear", "vit_smal_patch16_224"),
-    "unknown backbone 'mini_vit_32'; near: mini_vit, mini_vit_64; known: mini_vit and": ("linear", "mini_vit_32"),
-    "mini_vit_64 takes 48 px images, not image_size = 64": ("linear", "mini_vit_64", {"image_size": 64}),
-    "16 px: image_size = 100 is no multiple; 96 or 112": ("linear", "vit_tiny_patch16_224", {"image_size": 100}),
+    "unknown backbone 'vit_smal_patch16_224'; near: vit_small_patch16_224": (
+        "linear",
+        "vit_smal_patch16_224",
+    ),
+    "unknown backbone 'mini_vit_32'; near: mini_vit, mini_vit_64; known: mini_vit and": (
+        "linear",
+        "mini_vit_32",
+    ),
+    "mini_vit_64 takes 48 px images, not image_size = 64": (
+        "linear",
+        "mini_vit_64",
+        {"image_size": 64},
+    ),
+    "16 px: image_size = 100 is no multiple; 96 or 112": (
+        "linear",
+        "vit_tiny_patch16_224",
+        {"image_size": 100},
+    ),
     "unknown method 'adaptor'; did you mean 'adapter'": ("adaptor", "mini_vit"),
     "ResNet has none: use 'full', 'linear' or 'mlp3'": ("puma", "resnet18"),
-    "'embedded' is only for mini_vit and mini_vit_64": ("linear", "vit_tiny_patch16_224", {"pretrained": "embedded"}),
+    "'embedded' is only for mini_vit and mini_vit_64": (
+        "linear",
+        "vit_tiny_patch16_224",
+        {"pretrained": "embedded"},
+    ),
 }
 
 
@@ -272,10 +370,115 @@ def test_unknown_names_and_impossible_methods(message):
         models.build(method, name, **{"pretrained": False} | dict(*options))
 
 
-def test_without_a_network_the_hub_error_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(timm, "create_model", lambda *args, **options: 1 / 0)
-    with pytest.raises(FileNotFoundError, match=r"ZeroDivisionError.*On a machine .* pretrained = <that file>"):
+SWIN = "swin_tiny_patch4_window7_224"
+BEIT = "beit_base_patch16_224"
+
+
+@pytest.mark.parametrize("name", [SWIN, BEIT])
+def test_other_transformers_take_an_image_size(name):
+    model = models.build("linear", name, 16, pretrained="random", image_size=64).eval()
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [(SWIN, "SwinTransformer has none"), (BEIT, "Beit has none")],
+    ids=["swin", "beit"],
+)
+def test_other_transformers_carry_no_adapters_and_it_says_why(name, why):
+    with torch.device("meta"), pytest.raises(ValueError, match=f"plain blocks .* {why}"):
+        models.build("puma", name, pretrained="random")
+
+
+def test_an_image_size_that_a_model_cannot_have_is_refused_at_once():
+    with pytest.raises(ValueError, match=r"twins_svt_small cannot .* image_size = 48 .* is 224"):
+        backbones.create("twins_svt_small", "random", 48)
+    with pytest.raises(ValueError, match="patches of 16 px: image_size = 100 is no multiple"):
+        backbones.create(BEIT, "random", 100)
+
+
+HUGE = {
+    "adapter_rank = 1000000 on a backbone of width 128": ("adapter", {"adapter_rank": 10**6}),
+    "lora_rank = 1000000 on a backbone of width 128": ("lora", {"lora_rank": 10**6}),
+    "lora_rank = 20000 on": ("puma+lora", {"lora_rank": 20_000}),
+    "prompts = 1000000000 of prompt_length = 8": ("puma", {"prompts": 10**9}),
+    "prompts = 1 of prompt_length = 50000": ("vpt-deep", {"prompt_length": 50_000}),
+}
+
+
+@pytest.mark.parametrize("message", HUGE)
+def test_what_would_dwarf_its_backbone_is_refused_before_it_is_made(message, monkeypatch):
+    def made(*sizes):
+        raise AssertionError("memory was asked for")
+
+    method, settings = HUGE[message]
+    # The sizes of a machine's memory differ, so none of it may be asked for.
+    for part in ("Adapters", "LoRA", "PromptPool", "SinglePrompt"):
+        monkeypatch.setattr(f"pumalib.models.embedding.{part}", made)
+    whole = rf"{message}.* would have [\d,]+ parameters, .*; choose less \(.* the width, 128\)"
+    with pytest.raises(ValueError, match=whole):
+        models.build(method, "mini_vit", pretrained="random", **settings)
+
+
+def test_a_pool_is_not_put_before_every_layer():
+    method = dataclasses.replace(config.METHODS["vpt-deep"])
+    # Whatever the settings refuse, so does the model.
+    object.__setattr__(method, "prompts", 20)
+    with pytest.raises(ValueError, match=r"prompt_deep needs one prompt .* prompts = 20 is a pool"):
+        EmbeddingModel(backbones.mini_vit(), method, 16)
+
+
+@pytest.fixture
+def empty_cache(monkeypatch, tmp_path):
+    """A hub of which nothing was fetched before."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+
+
+SAVED_ELSEWHERE = r"On a machine .*vit_tiny.*state_dict.* pretrained = <that file>"
+
+
+def test_without_a_network_the_hub_is_given_up_soon(empty_cache, monkeypatch):
+    """Timm and the hub's client ask for two files, each six times with pauses: 47 seconds."""
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits to ask again"))
+    with pytest.raises(FileNotFoundError, match=rf"no weights for .*{SAVED_ELSEWHERE}"):
         models.build("linear", "vit_tiny_patch16_224.augreg_in21k")
+
+
+def test_what_was_fetched_before_needs_no_network(empty_cache, monkeypatch, tmp_path):
+    name = "vit_tiny_patch16_224.augreg_in21k"
+    weights = timm.create_model("vit_tiny_patch16_224", num_classes=0)
+    repository = tmp_path / f"models--timm--{name}"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    safetensors.torch.save_file(weights.state_dict(), snapshot / "model.safetensors")
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    made = backbones.create(name)
+    assert torch.equal(made.pos_embed, weights.pos_embed)
+
+
+def test_what_the_hub_does_not_give_is_said_with_a_remedy(monkeypatch):
+    monkeypatch.setattr(backbones, "_ask_hub", lambda name: None)
+    monkeypatch.setattr(timm, "create_model", lambda *args, **options: 1 / 0)
+    with pytest.raises(FileNotFoundError, match=f"ZeroDivisionError.*{SAVED_ELSEWHERE}"):
+        models.build("linear", "vit_tiny_patch16_224.augreg_in21k")
+
+
+def test_importing_the_models_reads_no_file_of_the_project():
+    """In a process of its own: this one has imported more."""
+    script = """
+import sys, pathlib
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+import pumalib.models
+project = str(pathlib.Path(pumalib.__file__).parent.parent)
+data = [file for file in opened if file.startswith(project) and not file.endswith((".py", ".pyc"))]
+assert not [file for file in data if ".pyc." not in file], data
+assert "pumalib.data" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.parametrize("method", ["full", "vpt-deep", "puma+lora-stochastic"])
@@ -302,8 +505,13 @@ def test_parts_start_as_in_the_authors_code_or_as_usual():
         down = [layer[branch].down.weight for branch in ("attn", "mlp")]
         assert 0.95 * bound < down[0].abs().max() <= bound and not layer["mlp"].up.weight.any()
         assert torch.equal(*down) == (kind == "code")
-    prompts, usual = (start("vpt", prompt_length=400, start=kind).prompt.prompts.detach() for kind in ("code", "usual"))
-    assert prompts.std() == pytest.approx(0.045 * 3**0.5, rel=0.02) and prompts.abs().max() < 0.136  # D = 128, not 384
+    prompts, usual = (
+        start("vpt", prompt_length=400, start=kind).prompt.prompts.detach()
+        for kind in ("code", "usual")
+    )
+    assert (
+        prompts.std() == pytest.approx(0.045 * 3**0.5, rel=0.02) and prompts.abs().max() < 0.136
+    )  # D = 128, not 384
     assert usual.std() == pytest.approx(0.02, rel=0.02)
     head, orthogonal = start("linear").head, start("linear", start="usual").head.weight
     assert head.weight.abs().max() <= 128**-0.5 and head.bias.any()

@@ -1,4 +1,7 @@
-"""Runs are trained once, kept, found again, told apart, and gathered into one table; models are analysed by their names."""
+"""Runs are trained once, kept, found again, told apart, and gathered into one table.
+
+Models are analysed by their names.
+"""
 
 import json
 import shutil
@@ -52,18 +55,40 @@ def copied(trained, tmp_path, monkeypatch):
 
 
 def test_rows_become_a_table(results):
-    wide, tidy = results.wide("R@1"), results.tidy
+    wide = results.wide("R@1")
     assert list(wide.index) == ["Linear", "PUMA"]
     assert list(wide.columns) == ["photos", "aircraft", "unified", "harmonic"]
-    assert set(tidy["seeds"]) == {2} and results.parameters.loc["Linear", "trainable"] == 128 * 16 + 16
-    assert (tidy["low"] <= tidy["value"]).all() and (tidy["value"] <= tidy["high"]).all()
+    assert results.parameters.loc["Linear", "trainable"] == 128 * 16 + 16
+
+    tidy = results.tidy
+    assert set(tidy["seeds"]) == {2}
+    assert (tidy["low"] <= tidy["value"]).all()
+    assert (tidy["value"] <= tidy["high"]).all()
     hits = [study.hits(name, "test")["unified"] for name in results.names["PUMA"]]
-    assert len(hits) == 2 and wide.loc["PUMA", "unified"] == pytest.approx(np.mean(hits), abs=1e-7)
-    columns = ["row", "dataset", "metric", "value", "low", "high", "sd", "seeds", "runs", "profile", "device"]
+    assert len(hits) == 2
+    assert wide.loc["PUMA", "unified"] == pytest.approx(np.mean(hits), abs=1e-7)
+
+
+def test_a_table_is_saved_as_it_stands(results):
+    columns = [
+        "row",
+        "dataset",
+        "metric",
+        "value",
+        "low",
+        "high",
+        "sd",
+        "seeds",
+        "runs",
+        "profile",
+        "device",
+    ]
     assert list(pd.read_csv(results.save("table")).columns) == columns
 
 
-def test_kept_runs_are_taken_without_folders_and_changed_ones_are_trained(copied, results, monkeypatch):
+def test_kept_runs_are_taken_without_folders_and_changed_ones_are_trained(
+    copied, results, monkeypatch
+):
     monkeypatch.setattr(training, "train", None)
     monkeypatch.setattr(paths, "RESULTS", copied.parent)
     copied.chmod(0o555)  # reading needs no right to write
@@ -71,11 +96,17 @@ def test_kept_runs_are_taken_without_folders_and_changed_ones_are_trained(copied
         again = study.run_all({"ours": ROWS["PUMA"]}, PROFILE)
     finally:
         copied.chmod(0o755)
-    assert again.names["ours"] == results.names["PUMA"] and not (copied / "runs").exists()
-    side = study.run_all(ROWS, replace(PROFILE, seeds=(1, 0, 2), side_seeds=(1,)), side=ROWS)  # seed 2 is not kept
-    assert side.names == {row: names[::-1] for row, names in results.names.items()}
+    assert again.names["ours"] == results.names["PUMA"]
+    assert not (copied / "runs").exists()
     with pytest.raises(TypeError):
         study.run_all({"ours": PROFILE.run("puma", adapter_keep=0.3)}, PROFILE)
+
+
+def test_side_rows_have_their_seeds_and_what_is_kept_besides(results, monkeypatch):
+    monkeypatch.setattr(training, "train", None)
+    profile = replace(PROFILE, seeds=(1, 0, 2), side_seeds=(1,))  # seed 2 is not kept
+    side = study.run_all(ROWS, profile, side=ROWS)
+    assert side.names == {row: names[::-1] for row, names in results.names.items()}
 
 
 def test_embeddings_of_a_kept_run_give_its_numbers(results):
@@ -87,18 +118,40 @@ def test_embeddings_of_a_kept_run_give_its_numbers(results):
     assert study.model(name, "test").run == study.run_of(name, "test") == ROWS["PUMA"]
 
 
-def test_an_ensemble_is_its_members_and_their_mean(trained, results):
-    both = study.run_all({"specific": study.specific(ROWS["Linear"]), "Linear": ROWS["Linear"]}, ONE)
-    members = dict(zip(["photos", "aircraft"], study.store.record(both.names["specific"][0], "test")["members"]))
-    assert [study.run_of(name, "test").data.datasets for name in members.values()] == [("photos",), ("aircraft",)]
-    vectors, images = zip(*(study.embeddings(name, "test", PROFILE.data) for name in members.values()))
-    mean = evaluation.scores((vectors[0] + vectors[1]) / 2, images[0], (1,)).table(0)["R@1"]
+@pytest.fixture
+def both(results):
+    """Specific linear models as one row, and the universal one."""
+    return study.run_all(
+        {"specific": study.specific(ROWS["Linear"]), "Linear": ROWS["Linear"]}, ONE
+    )
+
+
+@pytest.fixture
+def members(both):
+    """The runs of the ensemble by their datasets."""
+    names = store.record(both.names["specific"][0], "test")["members"]
+    return dict(zip(["photos", "aircraft"], names))
+
+
+def test_an_ensemble_is_its_members_and_their_mean(both, members):
+    for dataset, name in members.items():
+        assert study.run_of(name, "test").data.datasets == (dataset,)
+    first, images = study.embeddings(members["photos"], "test", PROFILE.data)
+    second, _ = study.embeddings(members["aircraft"], "test", PROFILE.data)
+    mean = evaluation.scores((first + second) / 2, images, (1,)).table(0)["R@1"]
     wide = both.wide().loc["specific"]
     assert wide["unified"] == pytest.approx(mean["unified"], abs=1e-6)
-    own = {dataset: study.collect({"x": [name]}, "test").wide().at["x", dataset] for dataset, name in members.items()}
+
+    own = {}
+    for dataset, name in members.items():
+        own[dataset] = study.collect({"x": [name]}, "test").wide().at["x", dataset]
     assert dict(wide[["photos", "aircraft"]]) == pytest.approx(own)
     assert wide["harmonic"] == pytest.approx(2 / sum(1 / value for value in own.values()))
-    assert both.parameters.loc["specific", "total"] == 2 * both.parameters.loc["Linear", "total"]
+    total = both.parameters["total"]
+    assert total["specific"] == 2 * total["Linear"]
+
+
+def test_an_ensemble_is_no_model_and_may_be_missing(both):
     with pytest.raises(store.NotKept, match="0 of 2 runs and 1 ensembles are not kept"):
         study.run_all({"mean": (ROWS["Linear"], ROWS["PUMA"])}, replace(ONE, train=False))
     with pytest.raises(ValueError, match="is an ensemble of linear-"):
@@ -106,60 +159,108 @@ def test_an_ensemble_is_its_members_and_their_mean(trained, results):
 
 
 def test_a_model_that_was_not_kept_is_trained_again_only_on_demand(copied, results, monkeypatch):
-    name, before = results.names["Linear"][0], study.embeddings(results.names["Linear"][0], "test")[0]
+    name = results.names["Linear"][0]
+    before, _ = study.embeddings(name, "test")
     monkeypatch.setattr(paths, "RESULTS", copied.parent)
-    with pytest.raises(store.NotKept, match=f"only the numbers .*{name} .* train=True .*pumalib train {name}"):
+    said = f"only the numbers .*{name} .* train=True .*pumalib train {name}"
+    with pytest.raises(store.NotKept, match=said):
         study.embeddings(name, "test")
-    np.testing.assert_allclose(study.embeddings(name, "test", train=True)[0], before, atol=1e-5)
+    again, _ = study.embeddings(name, "test", train=True)
+    np.testing.assert_allclose(again, before, atol=1e-5)
+    assert store.compare_repeat(store.folder(name, "test"), "test").agree
     with pytest.raises(ValueError, match="no run 'linear-' is kept in profile 'test'; near: "):
         study.model("linear-", "test")
 
 
 def test_a_plan_tells_runs_and_trains_none(results, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "train", None)
-    rows = {**ROWS, "none": PROFILE.run("pretrained"), "new": study.specific(PROFILE.run("linear", dim=8))}
+    rows = {
+        **ROWS,
+        "none": PROFILE.run("pretrained"),
+        "new": study.specific(PROFILE.run("linear", dim=8)),
+    }
     table = study.plan(rows, PROFILE)
-    assert table["kept"].tolist() == [True] * 4 + [False] * 6 and table.loc[results.names["PUMA"][0], "hours"] > 0
+    assert table["kept"].tolist() == [True] * 4 + [False] * 6
+    assert table.loc[results.names["PUMA"][0], "hours"] > 0
     images = len(data.load(PROFILE.data).train)
     assert table["images"].tolist()[:6] == [images] * 4 + [0] * 2
     assert table["hours"].notna().all()  # the speed is that of the kept linear runs
+
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
-    assert study.plan(ROWS, PROFILE)["hours"].isna().all() and not list(tmp_path.iterdir())
-    run = PROFILE.run("puma", data=config.Data(benchmark="paper", root=str(tmp_path / "nothing")))
+    assert study.plan(ROWS, PROFILE)["hours"].isna().all()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_needs_no_images_of_the_paper(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "train", None)
+    missing = config.Data(benchmark="paper", root=str(tmp_path / "nothing"))
+    run = PROFILE.run("puma", data=missing)
     table = study.plan({"x": study.specific(run), "y": run}, ONE)
     counts = study.printed.table(1)["train_samples"][list(study.printed.PAPER_DATASETS)].tolist()
-    assert table["images"].tolist() == [*counts, sum(counts)] and not table["kept"].any()
+    assert table["images"].tolist() == [*counts, sum(counts)]
+    assert not table["kept"].any()
 
 
-def test_verdicts_and_printed_numbers_beside(results):
-    printed = pd.DataFrame({"cub": [80.0, 70.0], "unified": [80.0, 60.0]}, index=["PUMA", "Linear"])
+PRINTED = pd.DataFrame({"cub": [80.0, 70.0], "unified": [80.0, 60.0]}, index=["PUMA", "Linear"])
+
+
+def test_differences_are_in_points_beside_the_paper(results):
     difference = results.difference("PUMA", "Linear")
-    assert difference.at["unified", "value"] == pytest.approx(results.wide()["unified"].diff()["PUMA"], abs=1e-7)
-    said = results.differences([("PUMA", "Linear"), ("PUMA", "absent"), ("PUMA", "PUMA")], printed, ("unified",))
+    gain = results.wide()["unified"].diff()["PUMA"]
+    assert difference.at["unified", "value"] == pytest.approx(gain, abs=1e-7)
+
+    pairs = [("PUMA", "Linear"), ("PUMA", "absent"), ("PUMA", "PUMA")]
+    said = results.differences(pairs, PRINTED, ("unified",))
     *points, above, below = (100 * difference.loc["unified"]).tolist()
-    assert said[["points", "low", "high"]].to_numpy() == pytest.approx(np.array([points, [0, 0, 0]]), abs=0.051)
-    assert said["p"][0] == pytest.approx(min(above, below) / 50, abs=1e-4) and said["paper"].tolist() == [20, 0]
-    table, values = results.beside(printed), results.wide()
-    shown = study.marked(table, values).data["unified"]  # as text, with tags
-    first, second = results.wide()["unified"].sort_values(ascending=False).index[:2]
-    number, span, said = table.at[first, "unified"].replace(", ", ",&nbsp;").replace("(paper ", "(paper&nbsp;").split()
-    assert number == f"{100 * values.at[first, 'unified']:.1f}" and study.marked(table[:0], values).data.empty
-    assert said == f"(paper&nbsp;{printed.at[first, 'unified']:.1f})" and table.columns[0] == "seeds"
-    assert shown[first] == f"<b>{number}</b><br><small>{span}</small><br><small>{said}</small>"
-    assert shown[second].startswith("<u>") and study.marked(table, values).data["photos"].str.contains("<[bu]>").all()
-    assert study.marked(table.loc[[second]], values).data.at[second, "unified"] == shown[second], "second of all rows"
+    expected = np.array([points, [0, 0, 0]])
+    assert said[["points", "low", "high"]].to_numpy() == pytest.approx(expected, abs=0.051)
+    assert said["p"][0] == pytest.approx(min(above, below) / 50, abs=1e-4)
+    assert said["paper"].tolist() == [20, 0]
+
+
+def test_a_table_is_shown_with_its_best_marked(results):
+    table = results.beside(PRINTED)
+    values = results.wide()
+    shown = study.marked(table, values).data
+    first, second = values["unified"].sort_values(ascending=False).index[:2]
+    number = f"{100 * values.at[first, 'unified']:.1f}"
+    cell = table.at[first, "unified"]
+    assert table.columns[0] == "seeds"
+    assert cell.startswith(f"{number} [")
+    assert cell.endswith(f"] (paper {PRINTED.at[first, 'unified']:.1f})")
+
+    span, said = cell.removeprefix(f"{number} ").split(" (")
+    below = [part.replace(" ", "&nbsp;") for part in (span, f"({said}")]
+    small = "".join(f"<br><small>{part}</small>" for part in below)
+    assert shown.at[first, "unified"] == f"<b>{number}</b>{small}"
+    assert shown.at[second, "unified"].startswith("<u>")
+    assert shown["photos"].str.contains("<[bu]>").all()
+    alone = study.marked(table.loc[[second]], values).data
+    assert alone.at[second, "unified"] == shown.at[second, "unified"], "second of all rows"
+    assert study.marked(table[:0], values).data.empty
+
+
+def test_a_headline_has_the_best_row_and_pairs(results):
     told = results.headline(PROFILE, pairs=[("PUMA", "Linear")]).data
-    assert f"{results.wide()['harmonic'].idxmax()} {100 * results.wide()['harmonic'].max():.1f} [" in told.split(";")[0]
-    assert f"PUMA over Linear {100 * results.difference('PUMA', 'Linear').at['harmonic', 'value']:+.1f} [" in told
-    for names, beside in (({"photos": "cub", "aircraft": "b"}, False), ({"photos": "cub", "aircraft": "cars"}, True)):
-        renamed = replace(results, tidy=results.tidy.replace({"dataset": names})).beside(printed)
-        assert renamed["cub"].astype(str).str.contains("paper").all() == beside  # a name alone makes no CUB
+    harmonic = results.wide()["harmonic"]
+    assert f"{harmonic.idxmax()} {100 * harmonic.max():.1f} [" in told.split(";")[0]
+    gain = results.difference("PUMA", "Linear").at["harmonic", "value"]
+    assert f"PUMA over Linear {100 * gain:+.1f} [" in told
+
+
+@pytest.mark.parametrize(("other", "beside"), [("b", False), ("cars", True)])
+def test_a_name_alone_makes_no_dataset_of_the_paper(other, beside, results):
+    names = {"photos": "cub", "aircraft": other}
+    renamed = replace(results, tidy=results.tidy.replace({"dataset": names}))
+    shown = renamed.beside(PRINTED)["cub"].astype(str)
+    assert shown.str.contains("paper").all() == beside
 
 
 PROGRAM = """
 from pumalib import config, study
-p = config.Profile("two", data=config.Data(datasets=("photos", "aircraft"), image_size=48), pretrained="random", dim=16,
-                   training=config.Training(epochs=4, batch_size=60, checkpoint_seconds=1e-3))
+data = config.Data(datasets=("photos", "aircraft"), image_size=48)
+training = config.Training(epochs=4, batch_size=60, checkpoint_seconds=1e-3)
+p = config.Profile("two", data=data, pretrained="random", dim=16, training=training)
 study.run_all({"x": p.run("linear")}, p)
 """
 
@@ -172,7 +273,9 @@ def test_two_processes_train_a_run_once_and_one_that_is_killed_goes_on(tmp_path,
     first = start()
     deadline = time.monotonic() + 200
     while not (logs := list(tmp_path.glob("two/runs/*/log.csv"))):
-        assert first.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
+        assert first.poll() is None and time.monotonic() < deadline, (
+            "it ended before it could be killed"
+        )
         time.sleep(0.01)
     first.kill()
     first.communicate()
@@ -186,14 +289,47 @@ def test_two_processes_train_a_run_once_and_one_that_is_killed_goes_on(tmp_path,
     assert len(json.loads(line)["log"]) == 4
 
 
-def test_specific_models_search_their_own_dataset_and_others_all(results):
-    each = study.run_all({"each": study.specific(ROWS["Linear"])}, ONE).names["each"][0]
-    members = dict(zip(["photos", "aircraft"], study.store.record(each, "test")["members"]))
+def test_specific_models_search_their_own_dataset_and_others_all(results, members):
     names = {"PUMA": results.names["PUMA"][0], "specific": members}
     vectors, images = study.embeddings(names["PUMA"], "test")
     query = int(np.flatnonzero(images["dataset"] == "aircraft")[3])
     found = analysis.nearest(names, "test", PROFILE.data, [3, query], k=5)
     expected = evaluation.neighbours(vectors, images, [3, query], 5, within_dataset=False)
     np.testing.assert_array_equal(found["PUMA"], expected)
-    own, _ = study.embeddings(names["specific"]["aircraft"], "test", PROFILE.data)
-    np.testing.assert_array_equal(found["specific"][1:], evaluation.neighbours(own, images, [query], 5))
+    own, _ = study.embeddings(members["aircraft"], "test", PROFILE.data)
+    expected = evaluation.neighbours(own, images, [query], 5)
+    np.testing.assert_array_equal(found["specific"][1:], expected)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Embeddings by chance in place of those of models, of each run its own."""
+
+    def embeddings(name, profile, union, train=False):
+        images = data.load(union).test.reset_index(drop=True)
+        rng = np.random.default_rng(list(name.encode()))
+        return rng.standard_normal((len(images), 8), np.float32), images
+
+    monkeypatch.setattr(analysis, "embeddings", embeddings)
+    return embeddings
+
+
+def test_another_union_has_other_neighbours(results, drawn):
+    name = results.names["PUMA"][0]
+    turned = replace(PROFILE.data, datasets=("aircraft", "photos"))
+    alone = replace(PROFILE.data, datasets=("photos",))
+    for union in (PROFILE.data, turned, alone):
+        found = analysis.nearest({"PUMA": name}, "test", union, [3], k=5)["PUMA"]
+        expected = evaluation.neighbours(*drawn(name, "test", union), [3], 5, within_dataset=False)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_models_that_exchange_their_datasets_have_other_neighbours(results, members, drawn):
+    one, other = members.values()
+    given = {"photos": one, "aircraft": other}
+    exchanged = {"aircraft": one, "photos": other}
+    for models_of in (given, exchanged):
+        found = analysis.nearest({"model": models_of}, "test", PROFILE.data, [3])["model"]
+        vectors, images = drawn(models_of["photos"], "test", PROFILE.data)
+        assert images["dataset"].iloc[3] == "photos"
+        np.testing.assert_array_equal(found, evaluation.neighbours(vectors, images, [3], 7))

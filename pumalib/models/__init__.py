@@ -1,7 +1,21 @@
-"""Embedding models: `build` makes one by name, `count_parameters` counts it, `load_model` brings a trained one back."""
+"""Embedding models: a backbone and the parts that a method adds to it.
+
+`build` makes one by name, `count_parameters` counts it, `load_model` brings a trained one back.
+Read `puma` for the idea, and `parts` for how to add a part of your own.
+"""
 
 from . import backbones
 from .embedding import EmbeddingModel, build, count_parameters
+from .parts import part_settings
 from .saved import load_model, save, trainable_state
 
-__all__ = ["EmbeddingModel", "backbones", "build", "count_parameters", "load_model", "save", "trainable_state"]
+__all__ = [
+    "EmbeddingModel",
+    "backbones",
+    "build",
+    "count_parameters",
+    "load_model",
+    "part_settings",
+    "save",
+    "trainable_state",
+]

@@ -1,6 +1,9 @@
-"""An embedding model = backbone + the parts a `Method` names + a head (Fig. 3): Eq. 2 to 10 in their order."""
+"""An embedding model: a backbone, the parts that a `Method` names, and a head (Fig. 3)."""
 
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,133 +13,368 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import config
 from . import backbones
-from .peft import LoRA, SinglePrompt
-from .puma import PromptPool, StochasticAdapter, draw_gates
+from .lora import LoRA
+from .parts import BRANCHES, Part, own_part
+from .puma import Adapters, Gate, PromptPool
+from .vpt import SinglePrompt
 
-BRANCHES = ("attn", "mlp")
+# A part may have this many times the parameters of its backbone.
+LARGEST_PART = 10
+
+
+def build(
+    method: str | config.Method,
+    backbone: str = backbones.PAPER_BACKBONE,
+    dim: int = 128,
+    *,
+    pretrained: str | bool | Path | None = "hub",
+    image_size: int | None = None,
+    normalise: bool = True,
+    **settings: Any,
+) -> "EmbeddingModel":
+    """Make the `EmbeddingModel` of these names, initialised from torch's global random state.
+
+    `method` is a name in `config.METHODS` or a `Method`, `settings` its fields to change, as
+    `adapter_keep=0.3`.  `backbone`, `pretrained` and `image_size` are as of `backbones.create`.
+    Raises ValueError and FileNotFoundError as that and `EmbeddingModel` do.
+    """
+    chosen = config.method(method, **settings)
+    return EmbeddingModel(
+        backbones.create(backbone, pretrained, image_size), chosen, dim, normalise
+    )
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """Count the (trainable, total) parameters."""
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in model.parameters())
+    return trainable, total
 
 
 class EmbeddingModel(nn.Module):
-    """Images (B, 3, H, W) to embeddings (B, dim), L2-normalised unless `normalise` is off (`loss.normalised_input`).
-    Without a head `dim` is the backbone's width.  ValueError: `method` adds what this timm model cannot carry."""
+    """Images (B, 3, H, W) to embeddings (B, dim).
 
-    def __init__(self, backbone: nn.Module, method: config.Method, dim: int, normalise: bool = True):
+    They are L2-normalised unless `normalise` is off (`loss.normalised_input`).  Without a head
+    `dim` is the backbone's width.  Raises ValueError where `method` adds what this timm model
+    cannot carry, or what would be too large.
+    """
+
+    # timm's models have no types.
+    backbone: Any
+
+    def __init__(
+        self, backbone: nn.Module, method: config.Method, dim: int, normalise: bool = True
+    ):
         super().__init__()
-        self.backbone, self.method, self.normalise = backbone, method, normalise
-        self.recompute = False  # True: recompute layers in the backward pass; same gradients, less memory
-        self.plain_vit = isinstance(backbone, VisionTransformer) and all(
-            type(b) is Block and type(b.attn) is Attention and getattr(b.attn, "gate", None) is None
-            for b in backbone.blocks  # each x + attn(norm(x)), then x + mlp(norm(x))
+        self.backbone = backbone
+        self.method = method
+        self.normalise = normalise
+        # True: recompute layers in the backward pass; the same gradients with less memory.
+        self.recompute = False
+        self.plain_vit = _is_plain_vit(backbone)
+        # Nothing after the last attention needs the other tokens then.
+        self.reads_class_token = (
+            self.plain_vit
+            and self.backbone.global_pool == "token"
+            and self.backbone.attn_pool is None
         )
-        self.reads_class_token = self.plain_vit and backbone.global_pool == "token" and backbone.attn_pool is None
-        m, width, layers = method, backbone.num_features, len(backbone.blocks) if self.plain_vit else 0
-        if not layers and (m.prompts or m.adapter_rank or m.lora_rank):
-            why = f"{type(backbone).__name__} has none: use 'full', 'linear' or 'mlp3'"
-            raise ValueError(f"method {m.name!r} adds to transformer blocks of the form x + f(norm(x)); {why}")
-        backbone.requires_grad_(m.tune_backbone)
-        self.prompt = self.adapters = self.lora = None
-        if m.prompts > 1 and m.prompt_length:
-            self.prompt = PromptPool(width, m.prompts, m.prompt_length, m.prompt_attention)
-        elif m.prompts and m.prompt_length:
-            self.prompt = SinglePrompt(width, m.prompt_length, layers if m.prompt_deep else 1, m.start)
-        if m.adapter_rank:
-            adapter = partial(StochasticAdapter, width, m.adapter_rank, m.adapter_scale, m.start)
-            branches = BRANCHES if m.adapter_branches == "both" else BRANCHES[1:]
-            adapted = layers if m.adapter_layers is None else min(m.adapter_layers, layers)
-            self.adapters = nn.ModuleList(nn.ModuleDict({b: adapter() for b in branches}) for _ in range(adapted))
-            for layer in self.adapters if m.start == "code" else ():
-                layer["mlp"].load_state_dict(layer[branches[0]].state_dict())  # both branches start equal
-        if m.lora_rank:
-            self.lora = nn.ModuleList(LoRA(width, m.lora_rank, m.lora_targets, m.lora_scale) for _ in range(layers))
-        self.dim = width if m.head == "none" else dim
-        self.head = nn.Linear(width, dim) if m.head == "linear" else nn.Identity()
-        if m.head == "linear" and m.start == "usual":
-            nn.init.orthogonal_(self.head.weight)
-            nn.init.zeros_(self.head.bias)
-        if m.head.startswith("mlp3"):  # the MLP-3 of Table 2(c): 5.2 M parameters for ViT-S
-            between, wide = nn.ReLU if m.head == "mlp3-relu" else nn.GELU, nn.Linear(width, 2048)
-            self.head = nn.Sequential(wide, between(), nn.Linear(2048, 2048), between(), nn.Linear(2048, dim))
 
-    def train(self, mode: bool = True):
-        """As nn.Module.train, but a frozen backbone stays in evaluation mode: frozen means frozen."""
+        width = self.backbone.num_features
+        layers = len(self.backbone.blocks) if self.plain_vit else 0
+        _check_method(method, backbone, width, layers)
+        self.backbone.requires_grad_(method.tune_backbone)
+        # The order of these four is that of their random draws.
+        self.prompt = _prompt(method, width, layers)
+        self.adapters = _adapters(method, width, layers)
+        self.lora = _lora(method, width, layers)
+        self.part = own_part(method, width, layers) if method.part else None
+        parts = (self.prompt, self.adapters, self.lora, self.part)
+        self.parts: tuple[Part, ...] = tuple(part for part in parts if part is not None)
+        # Where there are none of these, attention is timm's own.
+        self.attention_parts = tuple(p for p in self.parts if type(p).qkv is not Part.qkv)
+        self.head = _head(method, width, dim)
+        self.dim = width if method.head == "none" else dim
+
+    def train(self, mode: bool = True) -> "EmbeddingModel":
+        """As nn.Module.train, but a frozen backbone stays in evaluation mode: frozen is frozen."""
         super().train(mode)
         self.backbone.train(mode and self.method.tune_backbone)
         return self
 
-    def draw_gates(self, images: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """The gates of one step, "adapter" and "lora", (L, 2, B) each: random in training, constant in evaluation."""
-        m, gates = self.method, {}
-        for name, keep, parts in (("adapter", m.adapter_keep, self.adapters), ("lora", m.lora_keep, self.lora)):
-            if parts and keep < 1 and self.training:
-                gates[name] = draw_gates(keep, len(parts), images, m.adapter_gate, m.adapter_divide, generator)
-            elif parts and keep < 1:  # always on, or p if training did not divide by it
-                gates[name] = torch.full((len(parts), 2, 1), float(keep > 0 if m.adapter_divide else keep))
+    def draw_gates(
+        self, images: int, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """Draw the gates of one step: random in training, constant in evaluation.
+
+        "adapter" and "lora" are (L, 2, B) each, as of `puma.Gate`; those of a part of its own are
+        called "part".  What is always open is not there.
+        """
+        gates = {}
+        for part in self.parts:
+            drawn = part.draw_gates(images, generator)
+            if drawn is not None:
+                gates[part.gate_name] = drawn
         return gates
 
-    def forward(self, images: Tensor, gates: dict[str, Tensor] | None = None, prompt_weights: bool = False):
-        """Images (B, 3, H, W), normalised as the backbone expects, to embeddings (B, dim).
-        `gates` None: `draw_gates` draws; {}: all open.  `prompt_weights`: with the pool's (B, M) or None (Fig. 4)."""
-        features, weights = self._features(images, gates) if self.plain_vit else (self.backbone(images), None)
+    def forward(
+        self,
+        images: Tensor,
+        gates: dict[str, Tensor] | None = None,
+        prompt_weights: bool = False,
+    ) -> Any:
+        """Embed images (B, 3, H, W), normalised as the backbone expects: (B, dim).
+
+        `gates` None: `draw_gates` draws them; {}: all are open.  With `prompt_weights` it returns
+        the embeddings and the weights (B, M) of the pool's prompts, or None (Fig. 4).
+        """
+        weights = None
+        if self.plain_vit:
+            features, weights = self._features(images, gates)
+        else:
+            features = self.backbone(images)
         embeddings = self.head(features)
         if self.normalise:
             embeddings = F.normalize(embeddings.float(), dim=-1)
-        return (embeddings, weights) if prompt_weights else embeddings
+        if prompt_weights:
+            return embeddings, weights
+        return embeddings
 
-    def _features(self, images: Tensor, gates: dict[str, Tensor] | None) -> tuple[Tensor, Tensor | None]:
-        """Backbone with prompts and adapters: (B, 3, H, W) -> pooled features (B, D) and prompt weights (B, M)."""
+    def _features(
+        self, images: Tensor, gates: dict[str, Tensor] | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Pass the transformer with its parts: pooled features (B, D), prompt weights (B, M)."""
         if gates is None:
             gates = self.draw_gates(len(images))
-        always = dict.fromkeys(("adapter", "lora"), [[None, None]] * len(self.backbone.blocks))
-        gates = always | {name: gate.to(images.device, non_blocking=True) for name, gate in gates.items()}
-        vit, weights, length, prefix = self.backbone, None, 0, self.backbone.num_prefix_tokens
-        patches = vit.patch_embed(images)  # E, (B, N, D)
-        x = vit._pos_embed(patches)  # Eq. 2, (B, 1 + N, D): class token (and any register tokens), patches
-        if self.prompt is not None:
-            prompt, weights = self.prompt(patches.flatten(1, -2))  # Eq. 6 to 9, (B, N_p, D) and (B, M)
-            if self.method.prompt_position == "cls" and not vit.no_embed_class:
-                prompt = prompt + vit.pos_embed[:, :1]
-            length = prompt.shape[1]
-            x = torch.cat([x[:, :prefix], prompt.to(x.dtype), x[:, prefix:]], 1)  # Eq. 10, (B, 1 + N_p + N, D)
+        gates = {name: gate.to(images.device, non_blocking=True) for name, gate in gates.items()}
+        vit = self.backbone
+        # E, (B, N, D)
+        patches = vit.patch_embed(images)
+        # Eq. 2, (B, 1 + N, D): class token (and any register tokens), patches
+        x = vit._pos_embed(patches)
+        patches = patches.flatten(1, -2)
+        lengths = [0] * len(self.parts)
+        # Eq. 10, (B, 1 + N_p + N, D)
+        x, weights = self._with_tokens(x, patches, 0, lengths, gates)
         x = vit.norm_pre(x)
-        layer = partial(checkpoint, self._layer, use_reentrant=False) if self.recompute else self._layer
+
+        layer = self._layer
+        if self.recompute:
+            layer = partial(checkpoint, self._layer, use_reentrant=False)
         for number in range(len(vit.blocks)):
-            if number and length and self.method.prompt_deep:
-                prompt = self.prompt(patches, number)[0].to(x.dtype)
-                x = torch.cat([x[:, :prefix], prompt, x[:, prefix + length :]], 1)
-            x = layer(number, x, gates)  # Eq. 5
+            if number > 0:
+                x, _ = self._with_tokens(x, patches, number, lengths, gates)
+            x = layer(number, x, gates)
         x = vit.norm(x)
-        x = torch.cat([x[:, :prefix], x[:, prefix + length :]], 1)  # pooling sees the patches as ever
+
+        # Pooling sees the patches as ever, and none of the parts' tokens.
+        prefix = vit.num_prefix_tokens
+        x = torch.cat([x[:, :prefix], x[:, prefix + sum(lengths) :]], 1)
         return vit.forward_head(x, pre_logits=True), weights
 
+    def _with_tokens(
+        self,
+        x: Tensor,
+        patches: Tensor,
+        layer: int,
+        lengths: list[int],
+        gates: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Put the parts' tokens for `layer` behind the prefix of `x`, in place of those before.
+
+        `lengths` says how many tokens of each part are there, and is brought up to date.  The
+        second value is the weights that a pool gave its prompts.
+        """
+        weights = None
+        start = self.backbone.num_prefix_tokens
+        for place, part in enumerate(self.parts):
+            given = part.tokens(patches, layer, gates.get(part.gate_name))
+            if given is not None:
+                tokens, chosen = given
+                if layer == 0 and part.at_class_position and not self.backbone.no_embed_class:
+                    tokens = tokens + self.backbone.pos_embed[:, :1]
+                behind = x[:, start + lengths[place] :]
+                x = torch.cat([x[:, :start], tokens.to(x.dtype), behind], 1)
+                lengths[place] = tokens.shape[1]
+                if chosen is not None:
+                    weights = chosen
+            start += lengths[place]
+        return x, weights
+
     def _layer(self, number: int, x: Tensor, gates: dict[str, Tensor]) -> Tensor:
-        """Eq. 5: each branch and its adapter read the same normalised input, (B, N, D) -> (B, N, D)."""
-        block, lora = self.backbone.blocks[number], self.lora and self.lora[number]
+        """Eq. 5: a branch and what is added to it read the same normalised input, (B, N, D)."""
+        block = self.backbone.blocks[number]
         h = block.norm1(x)
-        msa = lora(block.attn, h, gates["lora"][number][0]) if lora else block.attn(h)
-        x = block.ls1(msa) + x + self._adapter(number, "attn", h, gates)
+        out = block.ls1(self._attention(number, h, gates))
+        x = out + x
+        for more in self._additions(number, "attn", h, out, gates):
+            x = x + more
+
         x = self._still_read(number, x)
         h = block.norm2(x)
-        return block.ls2(block.mlp(h)) + x + self._adapter(number, "mlp", h, gates)
+        out = block.ls2(block.mlp(h))
+        x = out + x
+        for more in self._additions(number, "mlp", h, out, gates):
+            x = x + more
+        return x
 
-    def _adapter(self, number: int, branch: str, h: Tensor, gates: dict[str, Tensor]) -> Tensor | float:
-        """gamma times the adapter of Eq. 4, or 0 where there is none."""
-        if self.adapters is None or number >= len(self.adapters) or branch not in self.adapters[number]:
-            return 0.0
-        return self.adapters[number][branch](h, gates["adapter"][number][BRANCHES.index(branch)])
+    def _attention(self, number: int, h: Tensor, gates: dict[str, Tensor]) -> Tensor:
+        """Multi-head attention of the normalised input, its products changed by the parts."""
+        attn = self.backbone.blocks[number].attn
+        if not self.attention_parts:
+            return attn(h)
+        products = list(attn.qkv(h).chunk(3, dim=-1))
+        for part in self.attention_parts:
+            products = part.qkv(number, h, products, gates.get(part.gate_name))
+        return _attend(attn, products)
+
+    def _additions(
+        self, number: int, branch: str, h: Tensor, out: Tensor, gates: dict[str, Tensor]
+    ) -> Iterator[Tensor]:
+        """What the parts add to a branch of this layer."""
+        for part in self.parts:
+            more = part.addition(number, branch, h, out, gates.get(part.gate_name))
+            if more is not None:
+                yield more
 
     def _still_read(self, number: int, x: Tensor) -> Tensor:
-        """`x`; before the last MLP the class token alone, if pooling reads no other (saves up to a fifth of a step)."""
+        """`x`; before the last MLP the class token alone, if pooling reads no other.
+
+        That saves up to a fifth of a step.
+        """
         last = number == len(self.backbone.blocks) - 1
-        return x[:, : self.backbone.num_prefix_tokens] if last and self.reads_class_token else x
+        if last and self.reads_class_token:
+            return x[:, : self.backbone.num_prefix_tokens]
+        return x
 
 
-def build(method, backbone=backbones.PAPER, dim=128, *, pretrained="hub", image_size=None, normalise=True, **settings):
-    """The `EmbeddingModel` of these names, see `backbones.create`, initialised from torch's global random state.
-    `method` is a name in `config.METHODS` or a `Method`, `settings` its fields to change, as `adapter_keep=0.3`."""
-    chosen = config.method(method, **settings)
-    return EmbeddingModel(backbones.create(backbone, pretrained, image_size), chosen, dim, normalise)
+def _is_plain_vit(backbone: nn.Module) -> bool:
+    """Whether each block is x + attn(norm(x)), then x + mlp(norm(x)), with ordinary attention."""
+    if not isinstance(backbone, VisionTransformer):
+        return False
+    return all(
+        type(block) is Block
+        and type(block.attn) is Attention
+        and getattr(block.attn, "gate", None) is None
+        for block in backbone.blocks
+    )
 
 
-def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """(trainable, total) numbers of parameters."""
-    return tuple(sum(p.numel() for p in model.parameters() if p.requires_grad or frozen) for frozen in (False, True))
+def _attend(attn: Any, products: list[Tensor]) -> Tensor:
+    """What timm's `Attention` does once it has query, key and value, (B, N, D) each."""
+    # (B, heads, N, D / heads)
+    q, k, v = (part.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in products)
+    q = attn.q_norm(q)
+    k = attn.k_norm(k)
+    if attn.fused_attn:
+        x = F.scaled_dot_product_attention(q, k, v)
+    else:
+        x = (q * attn.scale @ k.mT).softmax(-1) @ v
+    return attn.proj(attn.norm(x.transpose(1, 2).flatten(2)))
+
+
+# ---- what a method adds
+
+
+def _check_method(method: config.Method, backbone: nn.Module, width: int, layers: int) -> None:
+    """Raise ValueError where the backbone cannot carry the method, or would be dwarfed by it."""
+    adds = method.prompts or method.adapter_rank or method.lora_rank or method.part
+    if adds and not layers:
+        what = f"method {method.name!r} adds to the plain blocks of a timm VisionTransformer"
+        why = f"{type(backbone).__name__} has none: use 'full', 'linear' or 'mlp3'"
+        raise ValueError(f"{what}, x + f(norm(x)); {why}")
+    if method.prompt_deep and method.prompts > 1:
+        why = f"prompts = {method.prompts} is a pool, which is put before the first layer alone"
+        raise ValueError(f"prompt_deep needs one prompt (prompts = 1); {why}")
+
+    # Before any of it is made: memory may not last for what nobody wants.
+    prompts = f"prompts = {method.prompts} of prompt_length = {method.prompt_length}"
+    prompt_layers = layers if method.prompt_deep else 1
+    branches = len(_branches(method))
+    targets = len(method.lora_targets)
+    sizes = {
+        prompts: prompt_layers * method.prompts * method.prompt_length * width,
+        f"adapter_rank = {method.adapter_rank}": (
+            _adapted_layers(method, layers) * branches * 2 * width * method.adapter_rank
+        ),
+        f"lora_rank = {method.lora_rank}": layers * targets * 2 * width * method.lora_rank,
+    }
+    _, total = count_parameters(backbone)
+    for setting, size in sizes.items():
+        if size > LARGEST_PART * total:
+            what = f"method {method.name!r}: {setting} on a backbone of width {width}"
+            why = f"more than {LARGEST_PART} times the backbone's {total:,}"
+            remedy = f"choose less (a rank is usually at most the width, {width})"
+            raise ValueError(f"{what} would have {size:,} parameters, {why}; {remedy}")
+
+
+def _branches(method: config.Method) -> tuple[str, ...]:
+    """The branches that adapters stand beside."""
+    if method.adapter_branches == "both":
+        return BRANCHES
+    return ("mlp",)
+
+
+def _adapted_layers(method: config.Method, layers: int) -> int:
+    if method.adapter_layers is None:
+        return layers
+    return min(method.adapter_layers, layers)
+
+
+def _prompt(method: config.Method, width: int, layers: int) -> PromptPool | SinglePrompt | None:
+    if not method.prompts or not method.prompt_length:
+        return None
+    prompt: PromptPool | SinglePrompt
+    if method.prompts > 1:
+        prompt = PromptPool(width, method.prompts, method.prompt_length, method.prompt_attention)
+    else:
+        prompt_layers = layers if method.prompt_deep else 1
+        prompt = SinglePrompt(width, method.prompt_length, prompt_layers, method.start)
+    prompt.at_class_position = method.prompt_position == "cls"
+    return prompt
+
+
+def _adapters(method: config.Method, width: int, layers: int) -> Adapters | None:
+    if not method.adapter_rank:
+        return None
+    return Adapters(
+        width,
+        _adapted_layers(method, layers),
+        method.adapter_rank,
+        branches=_branches(method),
+        scale=method.adapter_scale,
+        start=method.start,
+        gate=Gate(method.adapter_keep, method.adapter_gate, method.adapter_divide),
+    )
+
+
+def _lora(method: config.Method, width: int, layers: int) -> LoRA | None:
+    if not method.lora_rank:
+        return None
+    return LoRA(
+        width,
+        layers,
+        method.lora_rank,
+        targets=method.lora_targets,
+        scale=method.lora_scale,
+        gate=Gate(method.lora_keep, method.adapter_gate, method.adapter_divide),
+    )
+
+
+def _head(method: config.Method, width: int, dim: int) -> nn.Module:
+    if method.head == "none":
+        return nn.Identity()
+    if method.head == "linear":
+        head = nn.Linear(width, dim)
+        if method.start == "usual":
+            nn.init.orthogonal_(head.weight)
+            nn.init.zeros_(head.bias)
+        return head
+    # The MLP-3 of Table 2(c): 5.2 M parameters for ViT-S.
+    between = nn.ReLU if method.head == "mlp3-relu" else nn.GELU
+    return nn.Sequential(
+        nn.Linear(width, 2048),
+        between(),
+        nn.Linear(2048, 2048),
+        between(),
+        nn.Linear(2048, dim),
+    )

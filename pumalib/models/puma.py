@@ -1,59 +1,200 @@
-"""PUMA: a stochastic adapter beside every block and a prompt chosen by the image (Sec. 4, Eq. 4 to 9).
-Shapes: B images, N tokens, D width of the backbone, L layers, r bottleneck, M prompts of N_p tokens."""
+"""PUMA: stochastic adapters beside every block, and a prompt chosen by the image (Sec. 4).
+
+Shapes: B images, N tokens, D width of the backbone, L layers, r bottleneck of an adapter, M prompts
+of N_p tokens.
+"""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .parts import BRANCHES, Part
 
-class StochasticAdapter(nn.Module):
-    """gamma * s * ReLU(h W_down) W_up, in parallel with a branch whose normalised input is h (Eq. 4, 5, Sec. 4.2).
-    s = `scale` is 1 in Eq. 5, 0.1 in the authors' code; `start` "code" is theirs, "usual" that of a linear layer."""
+# ---- gates: what makes an adapter stochastic
 
-    def __init__(self, width: int, rank: int, scale: float = 0.1, start: str = "code"):
-        super().__init__()
-        self.down, self.up, self.scale = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False), scale
-        bound = math.sqrt(3 / rank if start == "code" else 1 / width)
-        nn.init.uniform_(self.down.weight, -bound, bound)
-        nn.init.zeros_(self.up.weight)  # untrained it changes nothing
 
-    def forward(self, h: Tensor, gate: Tensor | None = None) -> Tensor:
-        """(B, N, D) -> (B, N, D); `gate` is gamma, (B,) or (1,), as `draw_gates` makes it; None: always on."""
-        return self.up(gated(F.relu(self.down(h)), self.scale, gate))
+def draw_gates(
+    keep: float,
+    layers: int,
+    images: int,
+    *,
+    per: str = "sample",
+    divide: bool = True,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Draw the gamma of Eq. 5 for one training step: independent Bernoulli(keep).
+
+    (L, 2, B) for layers, branches and images if `per` "sample", as in the authors' code, or
+    (L, 2, 1) if `per` "batch".  `divide` by p = `keep`, to have the expectation 1.
+    """
+    if per == "batch":
+        images = 1
+    gates = torch.bernoulli(torch.full((layers, 2, images), float(keep)), generator=generator)
+    if divide and keep > 0:
+        return gates / keep
+    return gates
+
+
+@dataclass(frozen=True)
+class Gate:
+    """How the gamma of Eq. 5 is drawn; the settings are those of `draw_gates`."""
+
+    keep: float = 1.0
+    per: str = "sample"
+    divide: bool = True
+
+    def draw(
+        self, layers: int, images: int, training: bool, generator: torch.Generator | None
+    ) -> Tensor | None:
+        """Draw the gates of a step in training; in evaluation (L, 2, 1), the same for every image.
+
+        None where there is nothing to draw: every gate is open.
+        """
+        if layers == 0 or self.keep >= 1:
+            return None
+        if training:
+            return draw_gates(
+                self.keep,
+                layers,
+                images,
+                per=self.per,
+                divide=self.divide,
+                generator=generator,
+            )
+        # Where training did not divide by p, its expectation is p.
+        always = self.keep > 0 if self.divide else self.keep
+        return torch.full((layers, 2, 1), float(always))
 
 
 def gated(hidden: Tensor, scale: float, gate: Tensor | None) -> Tensor:
-    """gamma * s * hidden, (B, N, r): on the narrow side of a bottleneck the factors cost least."""
-    return hidden * (scale if gate is None else (scale * gate).view(-1, 1, 1).to(hidden.dtype))
+    """Gamma * s * hidden, (B, N, r): on the narrow side of a bottleneck the factors cost least.
+
+    `gate` is gamma, (B,) or (1,); None: always on.
+    """
+    if gate is None:
+        return hidden * scale
+    factor = (scale * gate).view(-1, 1, 1)
+    return hidden * factor.to(hidden.dtype)
 
 
-def draw_gates(keep: float, layers: int, images: int, per="sample", divide=True, generator=None) -> Tensor:
-    """The gamma of Eq. 5 for one training step: independent Bernoulli(keep), (L, 2, B) for layers, branches and images.
-    `per` "sample" as the authors' code, or "batch", (L, 2, 1); `divide` by p = keep, to have the expectation 1."""
-    shape = (layers, 2, images if per == "sample" else 1)
-    gates = torch.bernoulli(torch.full(shape, float(keep)), generator=generator)
-    return gates / keep if divide and keep > 0 else gates
+# ---- adapters
 
 
-class PromptPool(nn.Module):
-    """A key-value memory of prompts (P_m, K_m, A_m) from which an image's patches choose (Eq. 6 to 9, Sec. 4.3).
-    `attention`: "free" uses A_m as it is (Eq. 8), "softmax" normalises it over features (authors' code)."""
+class StochasticAdapter(nn.Module):
+    """gamma * s * ReLU(h W_down) W_up, beside a branch of a layer (Eq. 4 and 5, Sec. 4.2).
+
+    h is the branch's normalised input.  s = `scale` is 1 in Eq. 5 and 0.1 in the authors' code;
+    `start` "code" is theirs, "usual" that of a linear layer.
+    """
+
+    def __init__(self, width: int, rank: int, scale: float = 0.1, start: str = "code"):
+        super().__init__()
+        self.down = nn.Linear(width, rank, bias=False)
+        self.up = nn.Linear(rank, width, bias=False)
+        self.scale = scale
+        bound = math.sqrt(3 / rank) if start == "code" else math.sqrt(1 / width)
+        nn.init.uniform_(self.down.weight, -bound, bound)
+        # Untrained it changes nothing.
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, h: Tensor, gate: Tensor | None = None) -> Tensor:
+        """(B, N, D) -> (B, N, D); `gate` is gamma, (B,) or (1,); None: always on."""
+        hidden = F.relu(self.down(h))
+        return self.up(gated(hidden, self.scale, gate))
+
+
+class Adapters(Part, nn.ModuleList):
+    """A stochastic adapter beside the branches of each layer (Eq. 5): `adapters[layer][branch]`.
+
+    Beside the MLP alone it is AdaptFormer (Chen et al., NeurIPS 2022).
+    """
+
+    gate_name = "adapter"
+
+    def __init__(
+        self,
+        width: int,
+        layers: int,
+        rank: int,
+        *,
+        branches: Sequence[str] = BRANCHES,
+        scale: float = 0.1,
+        start: str = "code",
+        gate: Gate | None = None,
+    ):
+        super().__init__()
+        self.gate = gate or Gate()
+        for _ in range(layers):
+            beside = nn.ModuleDict()
+            for branch in branches:
+                beside[branch] = StochasticAdapter(width, rank, scale, start)
+            if start == "code":
+                # In the authors' code both branches start equal.
+                beside["mlp"].load_state_dict(beside[branches[0]].state_dict())
+            self.append(beside)
+
+    def draw_gates(self, images: int, generator: torch.Generator | None) -> Tensor | None:
+        """The gates (L, 2, B) of one step; see `Gate.draw`."""
+        return self.gate.draw(len(self), images, self.training, generator)
+
+    def addition(
+        self, layer: int, branch: str, h: Tensor, out: Tensor, gates: Tensor | None
+    ) -> Tensor | None:
+        """Gamma times the adapter of Eq. 4, where this layer's branch has one."""
+        if layer >= len(self):
+            return None
+        beside = cast(nn.ModuleDict, self[layer])
+        if branch not in beside:
+            return None
+        gate = None
+        if gates is not None:
+            gate = gates[layer, BRANCHES.index(branch)]
+        return beside[branch](h, gate)
+
+
+# ---- prompts
+
+
+class PromptPool(Part):
+    """A memory of prompts (P_m, K_m, A_m) from which an image's patches choose (Eq. 6 to 9).
+
+    `attention` "free" uses A_m as it is (Eq. 8), "softmax" normalises it over the features (as
+    in the authors' code).
+    """
 
     def __init__(self, width: int, prompts: int = 20, length: int = 8, attention: str = "free"):
         super().__init__()
         self.keys = nn.Parameter(nn.init.orthogonal_(torch.empty(prompts, width)))
         self.attention = nn.Parameter(nn.init.orthogonal_(torch.empty(prompts, width)))
-        one = nn.init.orthogonal_(torch.empty(length, width))  # authors' code: all prompts start as copies of it
+        # In the authors' code all prompts start as copies of one.
+        one = nn.init.orthogonal_(torch.empty(length, width))
         self.prompts = nn.Parameter(one.expand(prompts, length, width).clone())
         self.softmax = attention == "softmax"
 
+    def tokens(
+        self, patches: Tensor, layer: int, gates: Tensor | None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """The conditional prompt, put before the first layer (Eq. 10), and its weights."""
+        if layer > 0:
+            return None
+        return self(patches)
+
     def forward(self, patches: Tensor) -> tuple[Tensor, Tensor]:
-        """Patch embeddings (B, N, D) -> conditional prompts (B, N_p, D) and their weights alpha (B, M)."""
-        with torch.autocast(patches.device.type, enabled=False):  # a cosine in bfloat16 has two digits
-            query = (patches.mean(1) + patches.amax(1)).float()  # Eq. 6, (B, D)
-            attention = self.attention.softmax(-1) if self.softmax else self.attention
-            alpha = F.cosine_similarity(query[:, None] * attention, self.keys, dim=-1)  # Eq. 8, (B, M)
-            prompt = torch.einsum("bm,mnd->bnd", alpha, self.prompts.to(alpha.dtype))  # Eq. 9, (B, N_p, D)
+        """Patch embeddings (B, N, D) -> conditional prompts (B, N_p, D), their weights (B, M)."""
+        # A cosine in bfloat16 has two digits.
+        with torch.autocast(patches.device.type, enabled=False):
+            # Eq. 6, (B, D)
+            query = (patches.mean(1) + patches.amax(1)).float()
+            attention: Tensor = self.attention
+            if self.softmax:
+                attention = attention.softmax(-1)
+            # Eq. 8, (B, M)
+            alpha = F.cosine_similarity(query[:, None] * attention, self.keys, dim=-1)
+            # Eq. 9, (B, N_p, D)
+            prompt = torch.einsum("bm,mnd->bnd", alpha, self.prompts.to(alpha.dtype))
         return prompt.to(patches.dtype), alpha

@@ -1,6 +1,8 @@
-"""A trained model as a file: what was trained, and which backbone it belongs to."""
+"""A trained model as a file: what was trained, of which run, and for which backbone."""
 
 import json
+import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import safetensors.torch
@@ -12,53 +14,148 @@ from . import backbones
 from .embedding import EmbeddingModel, build
 
 FILE = "model.safetensors"
+# A folder of such a name is a run's: the name ends in a hash of the run.
+_RUN_NAME = re.compile(r".+-[0-9a-f]{8}")
+_BACKBONE = "backbone."
+
+
+@dataclass(frozen=True)
+class _Label:
+    """What the file says beside its tensors, as texts."""
+
+    # The run as JSON.
+    run: str
+    # Digest of the frozen backbone, or "" where the file holds the backbone itself.
+    backbone_digest: str
+    # JSON, whether embeddings are normalised.
+    normalise: str
+    # The run's name; "" in files from before it was written.
+    name: str = ""
+
+    def digest(self, state: dict[str, Tensor]) -> str:
+        """SHA-256 of the tensors and all that is said of them."""
+        return backbones.state_digest(
+            state, self.run, self.backbone_digest, self.normalise, self.name
+        )
 
 
 def trainable_state(model: EmbeddingModel) -> dict[str, Tensor]:
-    """The tensors that training changes: trainable parameters, and a tuned backbone's buffers."""
-    state = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    if model.method.tune_backbone:
-        state |= {f"backbone.{name}": b for name, b in model.backbone.named_buffers()}
-    return {name: tensor.contiguous() for name, tensor in state.items()}
+    """The tensors that a checkpoint needs: all outside the backbone, and those of a tuned one.
+
+    A frozen backbone is to be had elsewhere.
+    """
+    tuned = model.method.tune_backbone
+    state = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad or not name.startswith(_BACKBONE):
+            state[name] = parameter.detach().contiguous()
+    for name, buffer in model.named_buffers():
+        if tuned or not name.startswith(_BACKBONE):
+            state[name] = buffer.contiguous()
+    return state
 
 
 def save(model: EmbeddingModel, run: Run, folder: Path) -> None:
-    """Write `model.safetensors`: what was trained (and a random backbone, to be had nowhere else), run and backbone."""
+    """Write `model.safetensors` into the folder of `run`, whose name is the run's.
+
+    It holds what was trained and a random backbone, which is to be had nowhere else, and says
+    which run and which backbone it belongs to.  Raises OSError where it cannot be written.
+    """
     whole = model.method.tune_backbone or run.pretrained == "random"
-    digest = "" if whole else backbones.state_digest(model.backbone.state_dict())
-    metadata = {"run": run.to_json(), "backbone_digest": digest, "normalise": json.dumps(model.normalise)}
-    state = model.state_dict() if whole else trainable_state(model)
-    metadata["digest"] = backbones.state_digest(state, *metadata.values())
-    with paths.written_whole(folder / FILE) as file:  # bytes: save_file's own errors are no OSError
+    if whole:
+        state = model.state_dict()
+        backbone_digest = ""
+    else:
+        state = trainable_state(model)
+        backbone_digest = backbones.state_digest(model.backbone.state_dict())
+    label = _Label(run.to_json(), backbone_digest, json.dumps(model.normalise), folder.name)
+    metadata = {**asdict(label), "digest": label.digest(state)}
+    with paths.written_whole(folder / FILE) as file:
+        # By bytes: what save_file raises is no OSError.
         file.write_bytes(safetensors.torch.save(state, metadata))
 
 
-def load_model(folder: str | Path, pretrained: str | Path | None = None) -> tuple[EmbeddingModel, Run]:
-    """The trained model of a run's folder, for evaluation, and its run.
+def load_model(
+    folder: str | Path, pretrained: str | Path | None = None
+) -> tuple[EmbeddingModel, Run]:
+    """Load the trained model of a run's folder, for evaluation, and its run.
 
-    `pretrained` says where the backbone's weights are here, None: as in the run.  Raises FileNotFoundError
-    without them, ValueError for a damaged file or one made for another backbone."""
+    `folder` is absolute, or relative to the project.  `pretrained` says where the backbone's
+    weights are here, None: as in the run.  Raises FileNotFoundError without them, ValueError for a
+    file that is damaged, of another run than the folder, or made for another backbone.
+    """
     file = paths.resolve(folder) / FILE
     if not file.is_file():
         raise FileNotFoundError(f"no {FILE} in {folder}; a finished run's folder holds one")
+    state, label, run = _read(file)
+    _check_place(file, label)
+
+    source: str | Path = "random"
+    if label.backbone_digest:
+        source = pretrained or run.pretrained
+    model = build(
+        run.method,
+        run.backbone,
+        run.dim,
+        pretrained=source,
+        image_size=run.data.image_size,
+        normalise=json.loads(label.normalise),
+    )
+    expected = model.state_dict()
+    if label.backbone_digest:
+        if backbones.state_digest(model.backbone.state_dict()) != label.backbone_digest:
+            what = f"{file} adapts another backbone than {run.backbone!r} with weights"
+            remedy = "give pretrained= the weights it was trained on (digest: its metrics.json)"
+            raise ValueError(f"{what} {str(source)!r}; {remedy}")
+        expected = trainable_state(model)
+    _check_shapes(file, state, expected, run)
+    model.load_state_dict(state, strict=False)
+    _check_finite(file, state, model)
+    return model.eval(), run
+
+
+def _read(file: Path) -> tuple[dict[str, Tensor], _Label, Run]:
+    """The tensors of a file, what it says of them, and the run; ValueError unless they agree."""
     try:
         with safetensors.safe_open(file, "pt") as opened:
-            metadata, names = opened.metadata() or {}, opened.keys()
-            state = {name: opened.get_tensor(name) for name in names}
-        run, digest, normalise = (metadata[key] for key in ("run", "backbone_digest", "normalise"))
-        if metadata["digest"] != backbones.state_digest(state, run, digest, normalise):
+            metadata = opened.metadata() or {}
+            state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no dict
+        label = _Label(
+            run=metadata["run"],
+            backbone_digest=metadata["backbone_digest"],
+            normalise=metadata["normalise"],
+            name=metadata.get("name", ""),
+        )
+        if metadata["digest"] != label.digest(state):
             raise ValueError("its contents have another digest")
-        run, normalise = Run.from_dict(json.loads(run)), json.loads(normalise)
+        run = Run.from_dict(json.loads(label.run))
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"{file} is damaged or not of pumalib ({error!r}); copy it again or train it again") from error
-    options = {"image_size": run.data.image_size, "normalise": normalise}
-    source = (pretrained or run.pretrained) if digest else "random"
-    model = build(run.method, run.backbone, run.dim, pretrained=source, **options)
-    if digest and backbones.state_digest(model.backbone.state_dict()) != digest:
-        why = f"{file} adapts another backbone than {run.backbone!r} with weights {str(source)!r}"
-        raise ValueError(f"{why}; give pretrained= the weights it was trained on (digest: its metrics.json)")
-    expected = trainable_state(model) if digest else model.state_dict()
-    if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in expected.items()}:
-        raise ValueError(f"{file} is damaged: its tensors are not those of {run.method.name!r} on {run.backbone!r}")
-    model.load_state_dict(state, strict=False)
-    return model.eval(), run
+        what = f"{file} is damaged or not of pumalib ({error!r})"
+        raise ValueError(f"{what}; copy it again or train it again") from error
+    return state, label, run
+
+
+def _check_place(file: Path, label: _Label) -> None:
+    """Raise ValueError where a run's folder holds the model of another one."""
+    folder = file.parent.name
+    if label.name and _RUN_NAME.fullmatch(folder) and label.name != folder:
+        what = f"{file} is the model of {label.name!r}, not of {folder!r}"
+        raise ValueError(f"{what}; put back that run's own, or train it again")
+
+
+def _check_shapes(
+    file: Path, state: dict[str, Tensor], expected: dict[str, Tensor], run: Run
+) -> None:
+    """Raise ValueError unless `state` has the tensors of this run's model."""
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    if shapes != {name: tensor.shape for name, tensor in expected.items()}:
+        what = f"{file} is damaged: its tensors are not those of"
+        raise ValueError(f"{what} {run.method.name!r} on {run.backbone!r}")
+
+
+def _check_finite(file: Path, state: dict[str, Tensor], model: EmbeddingModel) -> None:
+    """Raise ValueError where a weight of the file is NaN or infinite; a buffer may be."""
+    for name, parameter in model.named_parameters():
+        if name in state and not parameter.isfinite().all():
+            what = f"{file} is of no use: the weights {name} are not finite"
+            raise ValueError(f"{what}; train it again")

@@ -1,5 +1,8 @@
-"""The study: rows of a table to results (`run_all`), runs that are kept (`store`, `runs`), the paper's word (`printed`,
-`claims`)."""
+"""The study: from the rows of a table to their results.
+
+`run_all` trains what is missing, `store` and `runs` have what is kept, `results` and `show` make
+tables of it; `printed` and `claims` have the paper's word.
+"""
 
 from . import claims, printed, store
 from .claims import scorecard
@@ -10,5 +13,22 @@ from .runs import list_runs, run_of
 from .show import marked
 from .store import hits
 
-__all__ = ["Results", "claims", "collect", "embed_kept", "embeddings", "hits", "list_runs", "loss_of", "marked", "model"]
-__all__ += ["plan", "printed", "run_all", "run_of", "scorecard", "specific", "store"]
+__all__ = [
+    "Results",
+    "claims",
+    "collect",
+    "embed_kept",
+    "embeddings",
+    "hits",
+    "list_runs",
+    "loss_of",
+    "marked",
+    "model",
+    "plan",
+    "printed",
+    "run_all",
+    "run_of",
+    "scorecard",
+    "specific",
+    "store",
+]

@@ -6,30 +6,68 @@ import numpy as np
 import pandas as pd
 
 from .. import training
-from ..config import Profile, Run
+from ..config import Data, Profile, Run
 from ..data import expected, load
 from ..training import run_folder
 from . import runs, store
 from .run_all import Ensemble, asked
 
 
-def plan(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[str] = ()) -> pd.DataFrame:
-    """What `run_all` would train, and how long it would take; trains nothing and needs no data of "paper".
-    By run: `method`, `images` (x epochs), `kept` and `hours`, by the median speed of kept runs alike, else NaN."""
-    known, done, lines = runs.list_runs(), store.read(profile.name), {}
-    known = known[known["device"] == training.device_name(training.choose_device(profile.training.device))]
-    speeds = known.groupby(["method", "backbone", "data.image_size"])["images_per_second"].median()
-    for run in (run for _, parts in asked(rows, profile, side) for run in parts):
-        try:
-            name, images = run_folder.run_name(run), len(load(run.data, run.seed).train)
-        except (ValueError, OSError):  # not on this machine yet; then by the counts of Table 1
-            if (known_counts := expected(run.data)) is None:
-                raise
-            of_train = known_counts["split"] == "train"
-            counts = known_counts.loc[of_train, ["images", "classes"]].to_numpy().tolist()
-            images = sum(min(count, (run.data.shots or count) * classes) for count, classes in counts)
-            name = run_folder.name(run, "unknown", "unknown")
-        images *= run.training.epochs * (run.method.name != "pretrained")
-        speed = speeds.get((run.method.name, run.backbone, run.data.image_size), np.nan)
-        lines[name] = [run.method.name, images, name in done, images / speed / 3600 if images else 0.0]
-    return pd.DataFrame.from_dict(lines, "index", columns=["method", "images", "kept", "hours"]).rename_axis("name")
+def plan(
+    rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[str] = ()
+) -> pd.DataFrame:
+    """What `run_all` would train, and how long it would take; trains nothing.
+
+    By run: `method`, `images` (x epochs), `kept` and `hours`, by the median speed of kept runs
+    alike, else NaN.  Images of a benchmark whose counts are known, as "paper", need not be there.
+    """
+    done = store.read(profile.name)
+    speeds = _speeds(profile)
+    lines = {}
+    for wanted in asked(rows, profile, side):
+        for run in wanted.runs:
+            name, images = _name_and_images(run)
+            hours = 0.0
+            if images:
+                alike = (run.method.name, run.backbone, run.data.image_size)
+                hours = images / speeds.get(alike, np.nan) / 3600
+            lines[name] = [run.method.name, images, name in done, hours]
+    columns = ["method", "images", "kept", "hours"]
+    return pd.DataFrame.from_dict(lines, "index", columns=columns).rename_axis("name")
+
+
+def _speeds(profile: Profile) -> pd.Series:
+    """Images per second of kept runs on such a device, by method, backbone and image size."""
+    known = runs.list_runs()
+    device = training.device_name(training.choose_device(profile.training.device))
+    known = known[known["device"] == device]
+    alike = known.groupby(["method", "backbone", "data.image_size"])
+    return alike["images_per_second"].median()
+
+
+def _name_and_images(run: Run) -> tuple[str, int]:
+    """The name of a run, and how many images it would see in training."""
+    try:
+        name = run_folder.run_name(run)
+        images = len(load(run.data, run.seed).train)
+    except (ValueError, OSError):  # data or weights are not on this machine yet
+        known = _expected_images(run.data)
+        if known is None:
+            raise
+        name = run_folder.name(run, "unknown", "unknown")
+        images = known
+    if run.method.name == "pretrained":  # it trains nothing
+        return name, 0
+    return name, images * run.training.epochs
+
+
+def _expected_images(settings: Data) -> int | None:
+    """Training images as they are known without files, as Table 1's are; else None."""
+    known = expected(settings)
+    if known is None:
+        return None
+    of_train = known[known["split"] == "train"]
+    images = of_train["images"]
+    if settings.shots:
+        images = images.clip(upper=settings.shots * of_train["classes"])
+    return int(images.sum())

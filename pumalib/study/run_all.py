@@ -1,10 +1,14 @@
-"""Rows of a table to results: each run is trained once, kept under the name of what it is, and shared by all notebooks.
-`run_all({"PUMA": profile.run("puma"), "Linear": profile.run("linear")}, profile).wide("R@1")` is a first table."""
+"""Rows of a table to results: each run is trained once, and shared by all notebooks.
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import asdict, replace
+It is kept under the name of what it is, so that a first table is
+`run_all({"PUMA": profile.run("puma"), "Linear": profile.run("linear")}, profile).wide("R@1")`.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,63 +21,149 @@ from ..training import run_folder
 from . import runs, store
 from .results import Results, collect
 
-# Of one method and loss, each trained on another dataset: each is judged on its own, their mean on all (Sec. 5.2).
+# Of one method and loss, each trained on another dataset: each is judged on its own dataset, and
+# the mean of their embeddings on all (Sec. 5.2).
 Ensemble = tuple[Run, ...]
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """A row at one seed: its run, or the members of its ensemble."""
+
+    row: str
+    runs: tuple[Run, ...]
+    is_ensemble: bool
+
+    @cached_property
+    def run_names(self) -> list[str]:
+        """The names of its runs; a ValueError or OSError says what is not on this machine."""
+        return [run_folder.run_name(run) for run in self.runs]
+
+    @cached_property
+    def name(self) -> str:
+        """What it is kept by; errors as of `run_names`."""
+        if self.is_ensemble:
+            return run_folder.ensemble_name(self.run_names)
+        return self.run_names[0]
+
+
 def specific(run: Run) -> Ensemble:
-    """`run` on each of its datasets alone; those of "paper" need not be there yet."""
-    known = expected(run.data)
-    names = load(run.data).datasets if known is None else list(dict.fromkeys(known["dataset"]))
-    names = [name for name in names if name in (run.data.datasets or names)]
-    return tuple(replace(run, data=replace(run.data, datasets=(name,))) for name in names)
+    """`run` on each of its datasets alone; those of "paper" need not be there."""
+    members = []
+    for dataset in _datasets(run.data):
+        members.append(replace(run, data=replace(run.data, datasets=(dataset,))))
+    return tuple(members)
 
 
-def run_all(rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[str] = ()) -> "Results":
-    """Train what is not yet kept of every row, once per seed of the profile, and collect the results.
-    Rows in `side` have `profile.side_seeds`, and what further seeds are kept.  A kept run is taken as it is, an unfinished
-    one resumed; of two processes that want one run, one trains it and the other waits.  `profile.jobs` train at a time,
-    or the workers of `profile.dask`; where runs are missing and `profile.train` is False, raises `store.NotKept`."""
-    names, wanted_runs, ensembles, done = {row: [] for row in rows}, {}, {}, store.read(profile.name)
-    for row, parts in asked(rows, profile, side, done):
-        name, mine = _name(rows[row], parts), [run_folder.run_name(run) for run in parts]
-        ensembles |= {} if isinstance(rows[row], Run) else {name: mine}
-        names[row].append(name)
-        wanted_runs |= zip(mine, parts)
-    missing = {store.folder(name, profile.name): run for name, run in wanted_runs.items() if name not in done}
-    means = ensembles.keys() - done.keys()
-    if (missing or means) and not profile.train:
-        raise store.NotKept(f"{len(missing)} of {len(wanted_runs)} runs and {len(means)} ensembles are not kept")
+def _datasets(settings: Data) -> list[str]:
+    """The datasets that are asked for, in the benchmark's order."""
+    known = expected(settings)
+    if known is not None:
+        return list(dict.fromkeys(known["dataset"]))
+    names = load(settings).datasets
+    if settings.datasets is None:
+        return names
+    return [name for name in names if name in settings.datasets]
+
+
+def run_all(
+    rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[str] = ()
+) -> Results:
+    """Train what is not yet kept of every row, once per seed of the profile; collect the results.
+
+    Rows in `side` have `profile.side_seeds`, and what further seeds are kept.  A kept run is taken
+    as it is, an unfinished one resumed; of two processes that want one run, one trains it and the
+    other waits.  `profile.jobs` train at a time, or the workers of `profile.dask`.
+
+    Raises `store.NotKept` where runs are missing and `profile.train` is False.
+    """
+    done = store.read(profile.name)
+    wanted = list(asked(rows, profile, side, done))
+    runs_by_name: dict[str, Run] = {}
+    for one in wanted:
+        runs_by_name.update(zip(one.run_names, one.runs))
+    missing = {name: run for name, run in runs_by_name.items() if name not in done}
+    ensembles = {one.name: one for one in wanted if one.is_ensemble and one.name not in done}
+
+    if (missing or ensembles) and not profile.train:
+        raise store.NotKept(
+            f"{len(missing)} of {len(runs_by_name)} runs and {len(ensembles)} ensembles "
+            "are not kept"
+        )
+    _train_missing(missing, profile)
+    for ensemble in ensembles.values():
+        _average(ensemble, profile.name)
+    return collect(_names_by_row(rows, wanted), profile.name)
+
+
+def asked(
+    rows: Mapping[str, Run | Ensemble],
+    profile: Profile,
+    side: Collection[str],
+    done: Collection[str] = (),
+) -> Iterator[Wanted]:
+    """Each row once per seed; of a side row those of its seeds, and further ones if `done`."""
+    few = len(profile.side_seeds or profile.seeds)
+    for row, asked_for in rows.items():
+        for number, seed in enumerate(profile.seeds):
+            wanted = _at_seed(row, asked_for, seed)
+            is_further = row in side and number >= few
+            if is_further and (not done or wanted.name not in done):
+                break
+            yield wanted
+
+
+def _at_seed(row: str, asked_for: Run | Ensemble, seed: int) -> Wanted:
+    if isinstance(asked_for, Run):
+        return Wanted(row, (replace(asked_for, seed=seed),), is_ensemble=False)
+    members = tuple(replace(member, seed=seed) for member in asked_for)
+    return Wanted(row, members, is_ensemble=True)
+
+
+def _names_by_row(rows: Iterable[str], wanted: list[Wanted]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {row: [] for row in rows}
+    for one in wanted:
+        names[one.row].append(one.name)
+    return names
+
+
+def _train_missing(missing: Mapping[str, Run], profile: Profile) -> None:
+    """Train runs, given by name, here or on a cluster."""
+    folders = {name: store.folder(name, profile.name) for name in missing}
     for run in missing.values():
         loss_of(run)  # a bad setting of the last run is refused before the first is trained
     if missing and (profile.dask or profile.jobs > 1):
-        from . import cluster  # Dask takes a second to import
-
-        jobs = {folder.name: (asdict(run), str(folder)) for folder, run in missing.items()}
-        with nullcontext(profile.dask) if profile.dask else cluster.local(profile.jobs) as address:
-            cluster.run_each(_train_for, jobs, address, next(iter(missing)).parent)
-    else:
-        for number, (folder, run) in enumerate(missing.items(), 1):
-            _train(run, folder, f"run {number} of {len(missing)}")
-    for name in means:
-        _average(name, ensembles[name], profile.name)
-    return collect(names, profile.name)
+        _train_on_workers(missing, folders, profile)
+        return
+    for number, (name, run) in enumerate(missing.items(), 1):
+        _train(run, folders[name], f"run {number} of {len(missing)}")
 
 
-def asked(rows, profile: Profile, side: Collection[str], done: Collection = ()) -> Iterator[tuple[str, list[Run]]]:
-    """Each row once per seed, with its run, or the members of its ensemble; of a side row further seeds if `done`."""
-    few = len(profile.side_seeds or profile.seeds)
-    for row, wanted in rows.items():
-        for number, seed in enumerate(profile.seeds):
-            parts = [replace(run, seed=seed) for run in ((wanted,) if isinstance(wanted, Run) else wanted)]
-            if row in side and number >= few and not (done and _name(wanted, parts) in done):
-                break
-            yield row, parts
+def _train_on_workers(
+    missing: Mapping[str, Run], folders: Mapping[str, Path], profile: Profile
+) -> None:
+    from . import cluster  # Dask takes a second to import
+
+    jobs = {name: (asdict(run), str(folders[name])) for name, run in missing.items()}
+    shared = next(iter(folders.values())).parent
+    if profile.dask:
+        cluster.run_each(_train_for, jobs, profile.dask, shared)
+        return
+    with cluster.local(profile.jobs) as address:
+        cluster.run_each(_train_for, jobs, address, shared)
 
 
-def _name(wanted: Run | Ensemble, parts: list[Run]) -> str:
-    names = [run_folder.run_name(run) for run in parts]
-    return names[0] if isinstance(wanted, Run) else run_folder.ensemble_name(names)
+def _train_for(content: dict[str, Any], folder: str) -> None:
+    """Train a run on a worker, unless its run would be another one than the client's."""
+    run = Run.from_dict(content)
+    name = Path(folder).name
+    mine = run_folder.run_name(run)
+    if mine != name:
+        raise RuntimeError(
+            f"this worker would call this run {mine}: its pumalib, datasets or weights are not "
+            "the client's; share checkout and datasets, or make them equal, and restart the workers"
+        )
+    _train(run, Path(folder))
 
 
 def _train(run: Run, folder: Path, position: str = "") -> None:
@@ -81,59 +171,101 @@ def _train(run: Run, folder: Path, position: str = "") -> None:
         training.train(run, folder, position)
 
 
-def _train_for(content: dict, folder: str) -> None:
-    run, name = Run.from_dict(content), Path(folder).name
-    if (mine := run_folder.run_name(run)) != name:
-        said = "its pumalib, datasets or weights are not the client's; share checkout and datasets, or make them equal"
-        raise RuntimeError(f"this worker would call this run {mine}: {said}, and restart the workers")
-    _train(run, Path(folder))
+def _average(ensemble: Wanted, profile: str) -> None:
+    """Keep an ensemble: its scores, and what its members' records say of all of them."""
+    records = [store.record(name, profile) for name in ensemble.run_names]
+    scores = _ensemble_scores(ensemble.run_names, profile)
+    record = {
+        "name": ensemble.name,
+        "members": ensemble.run_names,
+        "environment": records[0]["environment"],
+        "parameters": {
+            "trainable": sum(record["parameters"]["trainable"] for record in records),
+            "total": sum(record["parameters"]["total"] for record in records),
+        },
+        "seconds": sum(record["seconds"] for record in records),
+        "images_per_second": None,
+        "log": [],
+        "table": scores.table().reset_index(names="dataset").to_dict("records"),
+        **scores.packed(),
+    }
+    store.add(record, profile)
 
 
-def _average(name: str, members: list[str], profile: str) -> None:
-    """Keep an ensemble: what is its own of each member, and the mean of all embeddings on the union."""
-    records = [store.record(member, profile) for member in members]
-    members_runs = [runs.run_of(member, profile) for member in members]
-    own = [run.data.datasets[0] for run in members_runs]
-    union, loss = replace(members_runs[0].data, datasets=tuple(own)), loss_of(members_runs[0])
-    outputs, images = zip(*(embeddings(member, profile, union, train=True) for member in members), strict=True)
-    options = {"distance": loss.metric, "device": training.choose_device(members_runs[0].training.device)}
-    scores = evaluation.scores(loss.average(torch.from_numpy(np.stack(outputs))), images[0], evaluation.KS, **options)
-    for dataset, output in zip(own, outputs, strict=True):
-        mine = (images[0]["dataset"] == dataset).to_numpy()
-        alone = evaluation.scores(output[mine], images[0][mine], evaluation.KS, **options)
+def _ensemble_scores(members: list[str], profile: str) -> evaluation.Scores:
+    """Scores of the mean embedding on the union; each dataset's are those of its own member."""
+    members_runs = [runs.run_of(name, profile) for name in members]
+    first = members_runs[0]
+    own = [_own_dataset(run) for run in members_runs]
+    union = replace(first.data, datasets=tuple(own))
+    loss = loss_of(first)
+    options = {"distance": loss.metric, "device": training.choose_device(first.training.device)}
+
+    outputs = []
+    for name in members:
+        vectors, images = embeddings(name, profile, union, train=True)
+        outputs.append(vectors)
+    mean = loss.average(torch.from_numpy(np.stack(outputs)))
+    scores = evaluation.scores(mean, images, evaluation.KS, **options)
+    for dataset, vectors in zip(own, outputs, strict=True):
+        mine = (images["dataset"] == dataset).to_numpy()
+        alone = evaluation.scores(vectors[mine], images[mine], evaluation.KS, **options)
         scores.values[dataset] = alone.values[dataset]
-    record = {"name": name, "members": members, "environment": records[0]["environment"]}
-    record["parameters"] = {key: sum(r["parameters"][key] for r in records) for key in ("trainable", "total")}
-    record |= {"seconds": sum(r["seconds"] for r in records), "images_per_second": None, "log": []}
-    table = scores.table().reset_index(names="dataset").to_dict("records")
-    store.add({**record, "table": table, **scores.packed()}, profile)
+    return scores
+
+
+def _own_dataset(run: Run) -> str:
+    if run.data.datasets is None:
+        raise ValueError("a member of an ensemble is trained on one dataset, which its run names")
+    return run.data.datasets[0]
 
 
 def loss_of(run: Run) -> losses.base.Loss:
     """The loss of a run for what needs no classes: how its embeddings are compared and averaged."""
-    settings = {key: value for key, value in run.loss_settings.items() if key != "similarity"}  # of the classes
+    # The similarity is one of classes.
+    settings = {key: value for key, value in run.loss_settings.items() if key != "similarity"}
     return losses.make(run.loss, 2, run.dim, **settings)
 
 
 def model(name: str, profile: str, train: bool = False) -> embedder.Embedder:
-    """The trained model of a kept run; if only its numbers were kept, trained again if `train`, else `store.NotKept`."""
-    folder, run = store.folder(name, profile), runs.run_of(name, profile)
+    """The trained model of a kept run.
+
+    If only its numbers were kept it is trained again with `train`, else raises `store.NotKept`.
+    """
+    run = runs.run_of(name, profile)
+    folder = store.folder(name, profile)
     if not (folder / store.MODEL).is_file():
         if not train:
-            remedy = f"pass train=True to train it again, or call `python -m pumalib train {name} --profile {profile}`"
-            raise store.NotKept(f"only the numbers of {profile}/{name} were kept, not its model: {remedy}")
+            raise store.NotKept(
+                f"only the numbers of {profile}/{name} were kept, not its model: pass train=True "
+                f"to train it again, or call `python -m pumalib train {name} --profile {profile}`"
+            )
         _train(run, folder)
     return embedder.load(folder, device=training.choose_device(run.training.device))
 
 
-def embeddings(name: str, profile: str, data: Data | None = None, train: bool = False):
-    """Test embeddings (n, dim) of a kept run and the rows of the test table they belong to; see `embed_kept`."""
-    rows = load(data or runs.run_of(name, profile).data).test.reset_index(drop=True)
+def embeddings(
+    name: str, profile: str, data: Data | None = None, train: bool = False
+) -> tuple[np.ndarray, pd.DataFrame]:
+    """Test embeddings (n, dim) of a kept run and their rows of the test table; see `embed_kept`."""
+    settings = data or runs.run_of(name, profile).data
+    rows = load(settings).test.reset_index(drop=True)
     return embed_kept(name, profile, rows, data, train), rows
 
 
-def embed_kept(name: str, profile: str, rows: pd.DataFrame, data: Data | None = None, train: bool = False, **options):
-    """`embedder.embed_rows` by the model of a kept run: `rows` of its own benchmark, or of `data`; `train` as in `model`."""
+def embed_kept(
+    name: str,
+    profile: str,
+    rows: pd.DataFrame,
+    data: Data | None = None,
+    train: bool = False,
+    **options: Any,
+) -> Any:
+    """`embedder.embed_rows` by the model of a kept run.
+
+    `rows` are of the run's own benchmark, or of `data`; `train` as in `model`.
+    """
     trained = model(name, profile, train)
-    options["device"], settings = training.choose_device(trained.run.training.device), trained.run.data
+    settings = trained.run.data
+    options["device"] = training.choose_device(trained.run.training.device)
     return embedder.embed_rows(trained.model, load(data or settings), rows, settings, **options)

@@ -2,119 +2,326 @@
 
 import difflib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 from filelock import FileLock
 
 from .. import evaluation, models, paths
 from ..config import Run
 from ..training import run_folder
-from . import store
+from . import kept_line, store
+
+COLUMNS = [
+    "profile",
+    "method",
+    "loss",
+    "seed",
+    "epochs",
+    "members",
+    "trainable",
+    "unified",
+    "harmonic",
+    "seconds",
+    "device",
+]
+# Columns of `list_runs` also where no run has them.
+ALWAYS = [
+    *COLUMNS,
+    "images_per_second",
+    "method.name",
+    "training.epochs",
+    "backbone",
+    "data.image_size",
+]
+
+Hits = Mapping[str, np.ndarray]
 
 
-class NotTestable(ValueError):
-    """Runs cannot be compared; or a table, row or column that a claim needs is missing, or cannot answer."""
+class NotTestable(ValueError):  # noqa: N818 - a verdict of the scorecard, not a fault
+    """What is asked cannot be told from the runs, rows or columns that there are."""
 
 
-COLUMNS = ["profile", "method", "loss", "seed", "epochs", "members", "trainable"]
-COLUMNS += ["unified", "harmonic", "seconds", "device"]
-ALWAYS = [*COLUMNS, "images_per_second", "method.name", "training.epochs", "backbone", "data.image_size"]
-
-
-def run_of(name: str, profile: str) -> Run:
+def run_of(name: str, profile: str | Path) -> Run:
     """The settings of a kept run; a ValueError says whether it is an ensemble, or not kept."""
     found = store.record(name, profile)
     if "members" in found:
-        raise ValueError(f"{name} is an ensemble of {', '.join(found['members'])}: name one of them")
+        raise ValueError(
+            f"{name} is an ensemble of {', '.join(found['members'])}: name one of them"
+        )
     return Run.from_dict(found["run"])
 
 
-def difference(ours: list[str], theirs: list[str], profile, large=(), other=None) -> pd.DataFrame:
-    """`evaluation.paired_difference` of a row and another (of the profile `other`, if it is another), each the names of its
-    runs by seed; NotTestable: other queries."""
-    sides = [[store.hits(name, home) for name in names] for names, home in ((ours, profile), (theirs, other or profile))]
-    mine, others = ({key: len(hit) for key, hit in side[0].items()} for side in sides)
-    if mine != others:
-        raise NotTestable(f"{ours[0]} and {theirs[0]} were tested on other queries: `runs list` shows their data")
-    begins = store.hits(ours[0], profile, "classes")  # of each query, whether it is the first of its class
-    return evaluation.paired_difference(*sides, {key: first.cumsum() for key, first in begins.items()}, large)
+def difference(
+    ours: Collection[str],
+    theirs: Collection[str],
+    profile: str | Path,
+    large: Collection[str] = (),
+    other: str | Path | None = None,
+) -> pd.DataFrame:
+    """`evaluation.paired_difference` of a row and another, each the names of its seeds' runs.
+
+    `theirs` are of the profile `other`, if that is another one.  Seeds that both rows have count.
+    Raises NotTestable: there is no such seed, or the rows were tested on other queries.
+    """
+    their_profile = other or profile
+    our_names = _by_seed(ours, profile)
+    their_names = _by_seed(theirs, their_profile)
+    seeds = [seed for seed in our_names if seed in their_names]
+    if not seeds:
+        raise NotTestable(
+            f"{' '.join(ours)} (seeds {_listed(our_names)}) and {' '.join(theirs)} "
+            f"(seeds {_listed(their_names)}) have no seed in common"
+        )
+    return _paired(
+        {seed: (our_names[seed], profile) for seed in seeds},
+        {seed: (their_names[seed], their_profile) for seed in seeds},
+        large,
+    )
+
+
+def _by_seed(names: Collection[str], profile: str | Path) -> dict[int, str]:
+    """The runs of a row by their seeds, an ensemble's being that of its members."""
+    found: dict[int, str] = {}
+    for name in names:
+        seed = _seed_of(name, profile)
+        if seed in found:
+            raise NotTestable(f"{found[seed]} and {name} are of one row and have one seed, {seed}")
+        found[seed] = name
+    return found
+
+
+def _seed_of(name: str, profile: str | Path) -> int:
+    found = store.record(name, profile)
+    if "members" in found:
+        found = store.record(found["members"][0], profile)
+    return found["run"]["seed"]
+
+
+def _listed(seeds: Collection[int]) -> str:
+    return ", ".join(str(seed) for seed in seeds)
+
+
+# A run by name and profile.
+_Place = tuple[str, str | Path]
+
+
+def _paired(
+    ours: Mapping[int, _Place], theirs: Mapping[int, _Place], large: Collection[str] = ()
+) -> pd.DataFrame:
+    """`evaluation.paired_difference` of runs by seed; NotTestable: other queries."""
+    our_hits = {seed: store.hits(*place) for seed, place in ours.items()}
+    their_hits = {seed: store.hits(*place) for seed, place in theirs.items()}
+    for seed, hits in our_hits.items():
+        if _counts(hits) != _counts(their_hits[seed]):
+            raise NotTestable(
+                f"{ours[seed][0]} and {theirs[seed][0]} were tested on other queries: "
+                "`runs list` shows their data"
+            )
+    first = next(iter(ours.values()))
+    begins = store.hits(*first, "classes")
+    classes = {dataset: begin.cumsum() for dataset, begin in begins.items()}
+    return evaluation.paired_difference(our_hits, their_hits, classes, large)
+
+
+def _counts(hits: Hits) -> dict[str, int]:
+    return {dataset: len(queries) for dataset, queries in hits.items()}
 
 
 def list_runs(profile: str | None = None) -> pd.DataFrame:
-    """A row per run kept of a profile (None: of all); the index is its name.
-    Columns: `ALWAYS`, unified and harmonic being R@1 in percent, and each setting under its dotted name, `training.lr`."""
-    found = []
-    for home in sorted(path for path in paths.RESULTS.glob(profile or "*") if path.is_dir()):
+    """A row per kept run of a profile (None: of all), indexed by its name.
+
+    Columns: `ALWAYS`, unified and harmonic being R@1 in percent, and each setting under its dotted
+    name, as `training.lr`.
+    """
+    rows = []
+    for home in _homes(profile):
         records = store.read(home)
         for name, kept in records.items():
-            members = kept.get("members", ())
-            line = {"name": name, "profile": home.name, "members": len(members)}
-            line |= {row["dataset"]: 100 * row["R@1"] for row in kept["table"][-2:]}  # unified and harmonic
-            line |= {"trainable": kept["parameters"]["trainable"], "device": kept["environment"]["device"]}
-            line |= {key: kept[key] for key in ("seconds", "images_per_second")}
-            found.append(line | (records.get(members[0], {}) if members else kept).get("run", {}))
-    table = pd.json_normalize(found)
-    table = table.reindex(columns=list(dict.fromkeys(["name", *ALWAYS, *table]))).astype({"images_per_second": float})
-    return table.assign(method=table["method.name"], epochs=table["training.epochs"]).set_index("name")
+            rows.append(_settings_of(kept, records) | _summary(name, home.name, kept))
+    table = pd.json_normalize(rows)
+    columns = list(dict.fromkeys(["name", *ALWAYS, *table]))
+    table = table.reindex(columns=columns).astype({"images_per_second": float})
+    table = table.assign(method=table["method.name"], epochs=table["training.epochs"])
+    return table.set_index("name")
+
+
+def _homes(profile: str | None) -> list[Path]:
+    """The folders of all profiles, or of the one that is named."""
+    folders = sorted(folder for folder in paths.RESULTS.glob("*") if folder.is_dir())
+    return [folder for folder in folders if profile is None or fnmatch(folder.name, profile)]
+
+
+def _settings_of(kept: dict[str, Any], records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The settings of a run, of an ensemble those of its first member if that is kept."""
+    if "members" in kept:
+        kept = records.get(kept["members"][0], {})
+    return kept.get("run", {})
+
+
+def _summary(name: str, profile: str, kept: dict[str, Any]) -> dict[str, Any]:
+    row = {
+        "name": name,
+        "profile": profile,
+        "members": len(kept.get("members", ())),
+        "trainable": kept["parameters"]["trainable"],
+        "device": kept["environment"]["device"],
+        "seconds": kept["seconds"],
+        "images_per_second": kept["images_per_second"],
+    }
+    for line in kept["table"]:
+        if line["dataset"] in evaluation.OVERALL:
+            row[line["dataset"]] = 100 * line["R@1"]
+    return row
 
 
 def find(label: str) -> tuple[str, str]:
-    """(name, profile) of the one run called `name` or `profile/name`, also if damaged or unfinished, or a ValueError."""
-    known = {(name, home.name) for home in paths.RESULTS.glob("*/") for name in store.lines(home)[1]}
-    known |= {(path.name, path.parents[1].name) for path in paths.RESULTS.glob("*/runs/[!.]*/")}
-    fit = [(name, profile) for name, profile in sorted(known) if label in (name, f"{profile}/{name}")]
-    if len(fit) != 1:
-        near = [f"{profile}/{name}" for name, profile in fit] or difflib.get_close_matches(label, dict(known))
-        said = "several runs are" if fit else "no run is"
-        raise ValueError(f"{said} called {label!r}; near: {', '.join(near) or 'none'}")
-    return fit[0]
+    """(name, profile) of the one run called `name` or `profile/name`, also if it is unfinished.
+
+    A damaged line goes by its own name, as `runs verify` prints it.  Raises ValueError: there is
+    none, or several.
+    """
+    known = set()
+    for home in _homes(None):
+        found = store.lines(home) + store.repeated(home)
+        known |= {(line.name, home.name) for line in found}
+        folders = [path for path in home.glob("runs/[!.]*") if path.is_symlink() or path.is_dir()]
+        known |= {(folder.name, home.name) for folder in folders}
+    fit = []
+    for name, profile in sorted(known):
+        if label in (name, f"{profile}/{name}"):
+            fit.append((name, profile))
+    if len(fit) == 1:
+        return fit[0]
+
+    said = "no run is"
+    near = difflib.get_close_matches(label, [name for name, _ in known])
+    if fit:
+        said = "several runs are"
+        near = [f"{profile}/{name}" for name, profile in fit]
+    raise ValueError(f"{said} called {label!r}; near: {', '.join(near) or 'none'}")
 
 
 def remove(name: str, profile: str) -> None:
-    """Remove a run, its line and its folder; filelock's Timeout: a running process holds it."""
-    place = store.folder(name, profile)
-    if place.is_dir():
+    """Remove a run, its lines and its folder, or a damaged line.
+
+    Raises filelock's Timeout: a running process holds the run.
+    """
+    if not kept_line.DAMAGED.fullmatch(name):
+        _remove_folder(store.place(name, profile))
+    store.drop(name, profile)
+
+
+def _remove_folder(place: Path) -> None:
+    """Remove a folder, of a link to one the link alone."""
+    if place.is_symlink():
+        place.unlink()
+    elif place.is_dir():
         with FileLock(place / run_folder.LOCK).acquire(timeout=0):
-            (place / run_folder.FINISHED).unlink(missing_ok=True)  # first: what is half removed must not look finished
+            # First, since what is half removed must not look finished.
+            (place / run_folder.FINISHED).unlink(missing_ok=True)
             shutil.rmtree(place)
-    store.put(name, None, profile)
 
 
 def compare(first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The settings in which two runs differ; and their R@1 in percent, with the second minus the first in pairs."""
-    labels, (one, two) = [first, second], (find(first), find(second))
-    numbers = [column for column in COLUMNS if column not in ("loss", "seed")]
-    settings = pd.concat([list_runs(profile).loc[name].drop(numbers) for name, profile in (one, two)], axis=1, keys=labels)
-    tables = [pd.DataFrame(store.record(*place)["table"]).set_index("dataset") for place in (one, two)]
-    gains = difference([two[0]], [one[0]], two[1], other=one[1])
+    """The settings in which two runs differ; and R@1 of both, and of the second minus the first.
+
+    R@1 is in percent.  The runs are paired query by query, whatever their seeds.
+    """
+    one = find(first)
+    two = find(second)
+    accuracies = [_accuracies(*place) for place in (one, two)]
+    settings = [_compared_settings(*place) for place in (one, two)]
+
+    beside = pd.concat(settings, axis=1, keys=[first, second])
+    unequal = beside[beside.astype(str).nunique(axis=1) > 1]
+    gains = _paired({0: two}, {0: one})
     gains[["value", "low", "high"]] *= 100
-    table = 100 * pd.concat([table["R@1"] for table in tables], axis=1, keys=labels)
-    return settings[settings.astype(str).nunique(axis=1) > 1], table.join(gains)
+    table = 100 * pd.concat(accuracies, axis=1, keys=[first, second])
+    return unequal, table.join(gains)
+
+
+def _accuracies(name: str, profile: str) -> pd.Series:
+    """R@1 of a kept run by dataset, as fractions."""
+    return pd.DataFrame(store.record(name, profile)["table"]).set_index("dataset")["R@1"]
+
+
+def _compared_settings(name: str, profile: str) -> pd.Series:
+    results = [column for column in COLUMNS if column not in ("loss", "seed")]
+    return list_runs(profile).loc[name].drop(results)
 
 
 def problems(profile: str | None = None) -> Iterator[str]:
-    """What is wrong with kept runs: damaged lines, other names today, models that do not load."""
-    for home in sorted(paths.RESULTS.glob(profile or "*")):
-        for name in store.lines(home)[1]:
-            try:
-                found = _problem(name, home)
-            except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # go on
-                found = f"{type(error).__name__}: {error}"
+    """What is wrong with kept runs, each with what to do.
+
+    That is: damaged lines, lines of one run with different numbers, names that today's data,
+    weights or code would not give, lost members, and models that do not load.
+    """
+    for home in _homes(profile):
+        kept = store.lines(home)
+        for line in kept:
+            if line.record is None:
+                yield f"{home.name}/{line.name}: {_damage(line)}, `run` trains the run again"
+        for line in store.repeated(home):
+            if line.record is None:
+                yield f"{home.name}/{line.name}: {_damage(line)}"
+        for name, same in store.conflicts(kept).items():
+            places = " and ".join(line.place for line in same)
+            yield (
+                f"{home.name}/{name}: different numbers in {places}; delete all but one, or "
+                "`runs remove` drops all and `run` trains the run again"
+            )
+        for name, record in store.read(home).items():
+            found = _problem(name, record, home)
             if found:
                 yield f"{home.name}/{name}: {found}"
 
 
-def _problem(name: str, home: Path) -> str:
-    if not (kept := store.read(home).get(name)):
-        return "damaged line; `runs remove` drops it, `run` trains the run again"
-    run, today = None if "members" in kept else Run.from_dict(kept["run"]), name
-    if lost := set(kept.get("members", ())) - store.read(home).keys():
+def _damage(line: kept_line.Line) -> str:
+    begins = ""
+    if line.begins:
+        begins = f" it begins as {line.begins[:80]!r};"
+    return f"damaged line ({line.place}: {line.problem});{begins} `runs remove` drops it"
+
+
+def _problem(name: str, kept: dict[str, Any], home: Path) -> str:
+    """What is wrong with a kept run, an empty text if nothing is."""
+    try:
+        return _lost_members(kept, home) or _unloadable(name, home) or _outdated(name, kept)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _lost_members(kept: dict[str, Any], home: Path) -> str:
+    lost = set(kept.get("members", ())) - store.read(home).keys()
+    if lost:
         return f"its members {', '.join(sorted(lost))} are not kept"
+    return ""
+
+
+def _unloadable(name: str, home: Path) -> str:
+    """Load the model, if there is one: what is wrong with it is raised."""
+    folder = store.folder(name, home)
+    if (folder / store.MODEL).is_file():
+        models.load_model(folder)
+    return ""
+
+
+def _outdated(name: str, kept: dict[str, Any]) -> str:
+    today = name
+    run = None
+    if "members" not in kept:
+        run = Run.from_dict(kept["run"])
     with suppress(OSError, ValueError):  # data or weights are not on this machine
-        today = run_folder.run_name(run) if run else run_folder.ensemble_name(kept["members"])
-    if (store.folder(name, home) / store.MODEL).is_file():
-        models.load_model(store.folder(name, home))
-    return f"outdated: today's data, weights, code or a changed setting would call it {today}" * (today != name)
+        if run is None:
+            today = run_folder.ensemble_name(kept["members"])
+        else:
+            today = run_folder.run_name(run)
+    if today != name:
+        return f"outdated: today's data, weights, code or a changed setting would call it {today}"
+    return ""

@@ -1,24 +1,51 @@
 """Tables as HTML that GitHub and JupyterLab show alike."""
 
 import re
-from itertools import product
+from typing import Any
 
 import pandas as pd
 from pandas.io.formats.style import Styler
 
+# What stands in brackets behind a number: both of "71.2 [70.1, 72.3] (paper 80.0)".
+IN_BRACKETS = re.compile(r" ([\[(].*?[])])")
+# The number before that, once it stands below: "71.2" of "71.2<br><small>[70.1]</small>".
+NUMBER = re.compile(r"^[^<]+")
+PADDING = {"selector": "td, th", "props": "padding: 0.3em 0.2em"}
+# The tag of the best, and of the second.
+TAGS = {1: "b", 2: "u"}
+
 
 def marked(table: pd.DataFrame, values: pd.DataFrame) -> Styler:
-    """`table` to be shown: in each column of `values`, fractions, the best is bold and the second underlined, by tags:
-    GitHub drops styles, as Lab does in notebooks that it does not trust.  What is in brackets stands below."""
+    """`table` to be shown, with the best of each column bold and the second underlined.
 
-    def text(cell):
-        if isinstance(cell, str):
-            return re.sub(r" ([\[(].*?[])])", lambda m: f"<br><small>{m[1].replace(' ', '&nbsp;')}</small>", cell)
-        return "" if pd.isna(cell) else f"{cell:,.1f}" if isinstance(cell, float) else f"{cell:,}"
-
-    texts = table.map(text).astype(str)
+    `values` are the columns of fractions by which they are ranked, also over rows that `table`
+    lacks.  What is in brackets stands below its number.  All that is done by tags: GitHub drops
+    styles, as Lab does in notebooks that it does not trust.
+    """
+    texts = table.map(_text).astype(str)
     places = (100 * values).round(1).rank(method="dense", ascending=False).reindex(table.index)
-    for name, (place, tag) in product(texts.columns.intersection(values.columns), ((1, "b"), (2, "u"))):
-        told = texts[name].str.replace("^([^<]+)", rf"<{tag}>\1</{tag}>", regex=True)  # of ours, not what is below
-        texts[name] = texts[name].where(places[name] != place, told)
-    return texts.style.set_table_styles([{"selector": "td, th", "props": "padding: 0.3em 0.2em"}])
+    for name in texts.columns.intersection(values.columns):
+        for place, tag in TAGS.items():
+            tagged = texts[name].map(lambda text, tag=tag: _tagged(text, tag))
+            texts[name] = texts[name].where(places[name] != place, tagged)
+    return texts.style.set_table_styles([PADDING])
+
+
+def _text(cell: Any) -> str:
+    if isinstance(cell, str):
+        return IN_BRACKETS.sub(_below, cell)
+    if pd.isna(cell):
+        return ""
+    if isinstance(cell, float):
+        return f"{cell:,.1f}"
+    return f"{cell:,}"
+
+
+def _below(brackets: re.Match) -> str:
+    """One line of small text, which does not break."""
+    text = brackets[1].replace(" ", "&nbsp;")
+    return f"<br><small>{text}</small>"
+
+
+def _tagged(text: str, tag: str) -> str:
+    return NUMBER.sub(rf"<{tag}>\g<0></{tag}>", text)

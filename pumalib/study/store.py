@@ -1,110 +1,273 @@
-"""The runs that were kept: `results/<profile>/kept-*.jsonl` have a line for each finished run, its settings and numbers.
-While it trains a run has a folder, `results/<profile>/runs/<name>/`.  A `profile` may be the path of another folder."""
+"""The runs that were kept: a line for each finished run, see `kept_line`.
+
+The lines stand in `results/<profile>/kept-*.jsonl`; `repeated.jsonl` has those of kept runs that
+were trained again with other numbers.  While it trains a run has a folder,
+`results/<profile>/runs/<name>/`.  A `profile` may be the path of another folder.
+"""
 
 import difflib
-import json
-import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
 from .. import evaluation, models, paths
 from ..training import run_folder
+from . import kept_line
+from .kept_line import Line
 
 MODEL = models.saved.FILE
-FULL = 250  # lines of a file: 3 MB of `mini`
+# Lines of a file: 3 MB of `mini`.
+FULL = 250
+REPEATED = "repeated.jsonl"
+
+# A file and what changes with its contents: time, size and inode.
+State = tuple[Path, int, int, int]
 
 
-class NotKept(FileNotFoundError):
+class NotKept(FileNotFoundError):  # noqa: N818 - notebooks and their summary call it so
     """Runs, or models, that are needed are not kept, and may not be trained."""
 
 
-def read(profile: str | Path) -> dict[str, dict]:
-    """The record of each kept run of a profile by name: its settings `run`, or an ensemble's `members`, and numbers."""
-    return lines(profile)[0]
+@dataclass(frozen=True)
+class Repeat:
+    """The record of a kept run, that of a later training of it, and whether their numbers agree."""
+
+    kept: dict[str, Any]
+    again: dict[str, Any]
+    agree: bool
 
 
-def lines(profile: str | Path) -> tuple[dict[str, dict], dict[str, str]]:
-    """Records and lines by name; a line that is damaged has no record, and a name by what is left of it."""
-    parts = [part for _, part in _files(profile)]
-    return tuple({name: found for part in parts for name, found in part[which].items()} for which in range(2))
-
-
-def _files(profile: str | Path) -> list[tuple[Path, tuple[dict, dict]]]:
-    found = [(file, file.stat()) for file in sorted((paths.RESULTS / profile).glob("kept*.jsonl"))]
-    return [(file, _lines(file, state.st_mtime_ns, state.st_size, state.st_ino)) for file, state in found]
-
-
-@lru_cache(maxsize=8)
-def _lines(file: Path, *state: int) -> tuple[dict[str, dict], dict[str, str]]:
-    records, texts = {}, {}
-    for number, text in enumerate(file.read_text(encoding="utf-8", errors="backslashreplace").splitlines(), 1):
-        try:
-            record = json.loads(text)
-            if record.pop("digest") != run_folder.short_hash(record):
-                raise ValueError("its digest is another")
-            records[record["name"]], texts[record["name"]] = record, text
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            name = next(iter(re.findall(r'^\{"name": "([^"]+)"', text)), f"line {number} of {file.name}")
-            texts.setdefault(name, text)
-            remedy = f"its run counts as not done; `python -m pumalib runs remove {name!r}` drops it, `runs verify` checks all"
-            warnings.warn(f"{paths.shown(file)}, line {number} ({name}) is damaged ({error}): {remedy}", stacklevel=2)
-    return records, texts
-
-
-def put(name: str, text: str | None, profile: str | Path) -> None:
-    """Write, or with None take out, a run's line; a file is written whole, by one process at a time."""
-    home = paths.RESULTS / profile
-    run_folder.make(home)
-    with FileLock(home / ".kept.lock"):
-        files = {file: texts for file, (_, texts) in _files(home)}
-        holding = [file for file in files if name in files[file]]
-        roomy = [file for file in files if len(files[file]) < FULL] or [home / f"kept-{len(files) + 1}.jsonl"]
-        for file in holding or roomy[: bool(text)]:
-            texts = {**files.get(file, {}), name: text}
-            run_folder.write_text(file, "".join(f"{texts[key]}\n" for key in sorted(texts) if texts[key]))
-
-
-def add(record: dict, profile: str | Path) -> None:
-    """Keep a finished run, unless it is kept already; floats but those of the settings with 8 digits."""
-    if record["name"] not in read(profile):
-        numbers = {key: value for key, value in record.items() if key != "run"}
-        numbers = json.loads(json.dumps(numbers), parse_float=lambda text: float(f"{float(text):.8g}"))
-        content = {"name": record["name"], **record, **numbers}
-        put(record["name"], json.dumps(content | {"digest": run_folder.short_hash(content)}), profile)
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Lock a run's folder for its training, or wait for the process that trains it, and keep the finished run."""
-    run_folder.make(folder)
-    with FileLock(folder / run_folder.LOCK):
-        if not (folder / MODEL).is_file():  # then it is trained again, whatever its numbers
-            (folder / run_folder.FINISHED).unlink(missing_ok=True)
-        yield
-        add({"name": folder.name, **run_folder.read_record(folder)}, folder.parents[1])
+def place(name: str, profile: str | Path) -> Path:
+    """Where the folder of a run is, or a link to it; ValueError: no run may be called so."""
+    return paths.RESULTS / profile / "runs" / kept_line.checked_name(name)
 
 
 def folder(name: str, profile: str | Path) -> Path:
-    """Where a run trains, and its model is, if it was not trained elsewhere."""
-    return paths.RESULTS / profile / "runs" / name
+    """Where a run trains, and where its model is if it was not trained elsewhere.
+
+    Raises ValueError: no run may be called so, or its folder is a link that leads elsewhere.
+    """
+    found = place(name, profile)
+    if found.resolve() != found.parent.resolve() / name:
+        raise ValueError(
+            f"{paths.shown(found)} is a link to {found.resolve()}; a run's folder lies in "
+            f"{paths.shown(found.parent)}: `python -m pumalib runs remove {name}` drops the link"
+        )
+    return found
 
 
-def record(name: str, profile: str | Path) -> dict:
+def read(profile: str | Path) -> dict[str, dict[str, Any]]:
+    """The record of each kept run of a profile, by name.
+
+    A record has the settings `run`, or of an ensemble its `members`, and numbers.  Warns of lines
+    that are damaged, and of runs whose lines have different numbers: the first line counts.
+    """
+    states = tuple(_state(file) for file in _kept_files(profile))
+    return dict(_records(states))
+
+
+def lines(profile: str | Path) -> list[Line]:
+    """All lines of a profile's kept files, whole and damaged ones."""
+    found = []
+    for file in _kept_files(profile):
+        found += _lines_of(file)
+    return found
+
+
+def repeated(profile: str | Path) -> list[Line]:
+    """The lines of kept runs that were trained again with other numbers."""
+    return _lines_of(paths.RESULTS / profile / REPEATED)
+
+
+def conflicts(found: Iterable[Line]) -> dict[str, list[Line]]:
+    """By run its lines, where their numbers differ, as a merge of two branches can leave them."""
+    same_name: dict[str, list[Line]] = {}
+    for line in found:
+        if line.record is not None:
+            same_name.setdefault(line.name, []).append(line)
+    return {name: same for name, same in same_name.items() if _differ(same)}
+
+
+def _differ(same: list[Line]) -> bool:
+    records = [line.record for line in same if line.record is not None]
+    return any(not kept_line.agree(records[0], record) for record in records[1:])
+
+
+def record(name: str, profile: str | Path) -> dict[str, Any]:
     """The record of a kept run; a ValueError, where it was not kept, gives near names."""
-    if name not in (known := read(profile)):
+    known = read(profile)
+    if name not in known:
         near = ", ".join(difflib.get_close_matches(name, known)) or "none"
         raise ValueError(f"no run {name!r} is kept in profile {str(profile)!r}; near: {near}")
     return known[name]
 
 
 def hits(name: str, profile: str | Path, part: str = "hits") -> dict[str, np.ndarray]:
-    """R@1 (0 or 1) of every query of a kept run, (queries,) per dataset and for "unified"."""
+    """R@1 (0 or 1) of every query of a kept run, (queries,) per dataset and for "unified".
+
+    With `part` "classes" instead whether each query is the first of its class.
+    """
     found = record(name, profile)
-    counts = {line["dataset"]: line["queries"] for line in found["table"]}
-    return {key: evaluation.unpack(text, counts[key]).astype(float) for key, text in found[part].items()}
+    counts = {row["dataset"]: row["queries"] for row in found["table"]}
+    unpacked = {}
+    for dataset, text in found[part].items():
+        unpacked[dataset] = evaluation.unpack(text, counts[dataset]).astype(float)
+    return unpacked
+
+
+def _kept_files(profile: str | Path) -> list[Path]:
+    return sorted((paths.RESULTS / profile).glob("kept*.jsonl"))
+
+
+def _state(file: Path) -> State:
+    stat = file.stat()
+    return file, stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+@lru_cache(maxsize=32)
+def _records(states: tuple[State, ...]) -> dict[str, dict[str, Any]]:
+    """The records of files by name, of several with one name the first."""
+    found: list[Line] = []
+    for state in states:
+        found += _parsed(*state)
+    records: dict[str, dict[str, Any]] = {}
+    for line in found:
+        if line.record is not None:
+            records.setdefault(line.name, line.record)
+
+    for name, same in conflicts(found).items():
+        places = "; ".join(line.place for line in same)
+        warnings.warn(
+            f"{paths.shown(same[0].file.parent)}: the lines of run {name} have different numbers "
+            f"({places}): the first counts; delete all but one",
+            stacklevel=2,
+        )
+    return records
+
+
+def _lines_of(file: Path) -> list[Line]:
+    if not file.is_file():
+        return []
+    return list(_parsed(*_state(file)))
+
+
+@lru_cache(maxsize=64)
+def _parsed(file: Path, *state: int) -> tuple[Line, ...]:
+    """The lines of a file in this state; blank ones hold nothing."""
+    texts = file.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
+    numbered = enumerate(texts, 1)
+    found = [kept_line.parsed(file, number, text) for number, text in numbered if text.strip()]
+    for line in found:
+        if line.record is None:
+            warnings.warn(
+                f"{paths.shown(file)}, line {line.number} ({line.name}) is damaged "
+                f"({line.problem}): its run counts as not done; `python -m pumalib runs remove "
+                f"{line.name!r}` drops it, `runs verify` checks all",
+                stacklevel=2,
+            )
+    return tuple(found)
+
+
+def add(record: dict[str, Any], profile: str | Path) -> None:
+    """Keep a finished run, unless it is kept already; numbers, but for its settings, are rounded.
+
+    Raises ValueError: it is not the record of a finished run.
+    """
+    if record["name"] not in read(profile):
+        put(record["name"], kept_line.written(kept_line.rounded(record)), profile)
+
+
+def add_repeat(record: dict[str, Any], profile: str | Path) -> None:
+    """Keep the record of a kept run that was trained again beside its line, once."""
+    text = kept_line.written(kept_line.rounded(record))
+    with _locked(profile) as home:
+        texts = [line.text for line in repeated(profile)]
+        if text not in texts:
+            _write(home / REPEATED, [*texts, text])
+
+
+def put(name: str, text: str, profile: str | Path) -> None:
+    """Write the line of a run, in place of every line that begins as its own.
+
+    A file is written whole, by one process at a time, and sorted by name.
+    """
+    kept_line.checked_name(name)
+    with _locked(profile) as home:
+        by_file = {file: _lines_of(file) for file in _kept_files(profile)}
+        holding = []
+        roomy = []
+        for file, found in by_file.items():
+            if any(line.begins == name for line in found):
+                holding.append(file)
+            if len(found) < FULL:
+                roomy.append(file)
+        new = home / f"kept-{len(by_file) + 1}.jsonl"
+        chosen = [*holding, *roomy, new][0]
+
+        for file in dict.fromkeys([chosen, *holding]):
+            others = [line for line in by_file.get(file, []) if line.begins != name]
+            name_of = {line.text: line.begins or line.name for line in others}
+            if file == chosen:
+                name_of[text] = name
+            _write(file, sorted(name_of, key=lambda one: name_of[one]))
+
+
+def drop(name: str, profile: str | Path) -> None:
+    """Take out every line called `name`, that of a run or of what is damaged; all others stay."""
+    with _locked(profile) as home:
+        for file in [*_kept_files(profile), home / REPEATED]:
+            found = _lines_of(file)
+            others = [line.text for line in found if line.name != name]
+            if len(others) < len(found):
+                _write(file, others)
+
+
+@contextmanager
+def held(where: Path) -> Iterator[None]:
+    """Lock a run's folder for its training, and keep the finished run.
+
+    Another process that wants the same run waits.  If the run is kept with other numbers, the new
+    ones are kept beside them, see `compare_repeat`.
+    """
+    profile = where.parents[1]
+    folder(where.name, profile)  # refuses what leads elsewhere
+    run_folder.make(where)
+    with FileLock(where / run_folder.LOCK):
+        if not (where / MODEL).is_file():  # then it is trained again, whatever its numbers
+            (where / run_folder.FINISHED).unlink(missing_ok=True)
+        yield
+        finished = _finished(where)
+        add(finished, profile)
+        if not compare_repeat(where, profile).agree:
+            add_repeat(finished, profile)
+
+
+def compare_repeat(where: Path, profile: str | Path) -> Repeat:
+    """The kept record of the run that trained in the folder `where`, beside what the folder has."""
+    kept = record(where.name, profile)
+    again = _finished(where)
+    return Repeat(kept, again, kept_line.agree(kept, again))
+
+
+def _finished(where: Path) -> dict[str, Any]:
+    return kept_line.rounded({"name": where.name, **run_folder.read_record(where)})
+
+
+@contextmanager
+def _locked(profile: str | Path) -> Iterator[Path]:
+    """The folder of a profile, while no other process writes its lines."""
+    home = paths.RESULTS / profile
+    run_folder.make(home)
+    with FileLock(home / ".kept.lock"):
+        yield home
+
+
+def _write(file: Path, texts: list[str]) -> None:
+    run_folder.write_text(file, "".join(f"{text}\n" for text in texts))

@@ -24,8 +24,11 @@ def run_name(run: Run) -> str:
 
 def name(run: Run, data_digest: str, weights_digest: str) -> str:
     """The name of a run on data and weights with these digests."""
-    defaults = losses.unsaid(run.loss, run.loss_settings)
-    identity = run.identity(data_digest, weights_digest, more=defaults)
+    more = losses.unsaid(run.loss, run.loss_settings)
+    of_part = models.part_settings(run.method)
+    if of_part:
+        more["part"] = of_part
+    identity = run.identity(data_digest, weights_digest, more)
     return f"{run.method.name}-{run.loss}-{identity}"
 
 

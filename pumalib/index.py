@@ -1,0 +1,278 @@
+"""A folder of images as an index: searched by an image, and kept as the folder is.
+
+index = FolderIndex(embedder.load(run_folder), "/data/photos", store="/data/photos-index")
+print(index.update())
+print(index.search("holiday/beach.jpg", 5))
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pandas as pd
+from PIL import Image
+from tqdm import tqdm
+
+from . import paths
+from .data import batches, folders
+from .embedder import Embedder
+from .models import backbones
+
+INDEX_FILE = "index.faiss"
+TABLE_FILE = "files.csv"
+# Images after which the index is written: an interrupted update goes on from there.
+PART = 10_000
+# Images that are compared with all others in one call.
+BLOCK = 1000
+# Of the table of files.
+KINDS = {"path": str, "size": "int64", "mtime": "int64"}
+
+
+def list_images(folder: Path) -> pd.DataFrame:
+    """List the image files of a folder, at any depth, sorted by path.
+
+    Columns: path (relative to `folder`), size (bytes) and mtime (ns).  Images are known by their
+    extension; hidden files, and those in hidden folders, are left out.  Raises FileNotFoundError
+    without the folder.  Raises ValueError where it holds no image: a disk that is not there should
+    not be taken for a folder whose images have all gone.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {folder}")
+    rows = []
+    for file in folder.rglob("*"):
+        path = file.relative_to(folder)
+        is_hidden = any(part.startswith(".") for part in path.parts)
+        if is_hidden or file.suffix.lower() not in folders.EXTENSIONS:
+            continue
+        state = file.stat()
+        rows.append((path.as_posix(), state.st_size, state.st_mtime_ns))
+    if not rows:
+        raise ValueError(f"{folder} holds no image at any depth ({', '.join(folders.EXTENSIONS)})")
+    return pd.DataFrame(rows, columns=list(KINDS)).sort_values("path", ignore_index=True)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many images of a folder an update found in which state."""
+
+    unchanged: int
+    new: int
+    changed: int
+    gone: int
+    unreadable: int
+
+
+@dataclass(frozen=True)
+class _Embedded:
+    """What became of some files."""
+
+    vectors: np.ndarray  # (n, dim), of length 1, of the files that could be read
+    read: list[str]  # these files
+    unreadable: dict[str, str]  # the others, and the kind of error
+
+
+class FolderIndex:
+    """The images of a folder, to be searched by cosine, kept on disk and up to date.
+
+    The search is exact: it compares with every vector.  `store` is a folder for what is written,
+    one for each folder of images.  In it each model has a folder of its own, named by a hash of
+    its weights, settings and image transform, so that vectors of two models never meet.  Images
+    are known by their path below `folder`, their size and their time of change: a folder that was
+    moved, and its files with their times, keeps its index under the same `store`.
+
+    `table` lists the images in the index: columns path, size (bytes) and mtime (ns), by a number
+    that an image keeps until it changes.  What was written before is there at once; `update`
+    brings it to the present state.
+    """
+
+    table: pd.DataFrame
+    # An IndexIDMap2 of faiss, whose types do not know that it takes arrays.
+    _vectors: Any
+    _next_number: int
+
+    def __init__(self, embedder: Embedder, folder: str | Path, store: str | Path):
+        self.embedder = embedder
+        self.folder = paths.resolve(folder)
+        self.store = paths.resolve(store) / _model_hash(embedder)
+        self._read()
+
+    def update(self) -> Counts:
+        """Bring the index to the present state of the folder.
+
+        Only new and changed images are embedded; what is done is written after every 10,000 of
+        them.  Prints the name of each image that cannot be read: it is not in the index, and is
+        tried again by the next update.  Raises FileNotFoundError and ValueError as of
+        `list_images`, ValueError where no image can be read.
+        """
+        now = list_images(self.folder)
+        self._read()
+        known = self.table.reset_index().merge(now)["id"]
+        stale = self.table.drop(known)
+        if len(stale):
+            self._remove(stale)
+
+        missing = now[~now["path"].isin(self.table["path"])]
+        unreadable: dict[str, str] = {}
+        for start in range(0, len(missing), PART):
+            unreadable.update(self._add(missing.iloc[start : start + PART]))
+        for path, why in unreadable.items():
+            print(f"left out: {path} cannot be read as an image ({why})")
+        if self.table.empty:
+            raise ValueError(f"none of the images in {self.folder} can be read")
+
+        changed = int(self.table["path"].isin(stale["path"]).sum())
+        return Counts(
+            unchanged=len(known),
+            new=len(self.table) - len(known) - changed,
+            changed=changed,
+            gone=int((~stale["path"].isin(now["path"])).sum()),
+            unreadable=len(unreadable),
+        )
+
+    def search(self, image: str | Path | Image.Image | np.ndarray, k: int = 7) -> pd.DataFrame:
+        """Find the `k` images nearest to an image: columns path and cosine, most similar first.
+
+        `image` is a file (its absolute path, or relative to the folder), a PIL image or an array
+        (H, W, 3) uint8.  A file of the folder is left out of its own answer.  Raises ValueError
+        where it cannot be read, or where the index is empty.
+        """
+        self._refuse_if_empty()
+        # One more than asked for: the image itself may be among them.
+        count = min(k + 1, len(self.table))
+        cosines, numbers = self._vectors.search(self._embed_query(image), count)
+        found = self.table.loc[numbers[0], ["path"]].assign(cosine=cosines[0])
+        if isinstance(image, (str, Path)):
+            file = self.folder / image
+            found = found[[self.folder / path != file for path in found["path"]]]
+        return found.head(k).reset_index(drop=True)
+
+    def near_duplicates(self, threshold: float = 0.95) -> pd.DataFrame:
+        """Find all pairs of images whose cosine is above `threshold`, most similar first.
+
+        Columns: one and other, the two paths, and cosine.  Raises ValueError where the index is
+        empty.
+        """
+        self._refuse_if_empty()
+        numbers = self.table.index.to_numpy()
+        vectors = self.vectors()
+        parts = []
+        for start in range(0, len(numbers), BLOCK):
+            block = slice(start, start + BLOCK)
+            ends, cosines, others = self._vectors.range_search(vectors[block], threshold)
+            counts = np.diff(ends.astype(int))
+            found = pd.DataFrame(
+                {"one": np.repeat(numbers[block], counts), "other": others, "cosine": cosines}
+            )
+            # Each pair is found from both of its sides, and each image finds itself.
+            parts.append(found[found["one"] < found["other"]])
+        pairs = pd.concat(parts).sort_values("cosine", ascending=False, ignore_index=True)
+        for side in ("one", "other"):
+            pairs[side] = self.table["path"].loc[pairs[side]].to_numpy()
+        return pairs
+
+    def vectors(self) -> np.ndarray:
+        """Get the embeddings of all images, (n, dim) float32 of length 1, as ordered in `table`."""
+        stored = self._vectors.index.reconstruct_n(0, self._vectors.ntotal)
+        places = pd.Index(faiss.vector_to_array(self._vectors.id_map)).get_indexer(self.table.index)
+        return stored[places]
+
+    # ---- embedding
+
+    def _embed(self, files: Iterable[str]) -> _Embedded:
+        """Embed files of the folder, turned as their EXIF data says."""
+        read = []
+        unreadable = {}
+
+        def pictures() -> Iterator[Image.Image]:
+            # One at a time: a folder need not fit into memory.
+            for file in tqdm(files, "embedding", unit="image", delay=1):
+                try:
+                    picture = batches.decode(self.folder / file, upright=True)
+                except batches.ImageError as error:
+                    unreadable[file] = type(error.__cause__).__name__
+                    continue
+                read.append(file)
+                yield picture
+
+        vectors = self.embedder.embed(pictures(), progress=False)
+        # Of vectors of length 1 the inner product is the cosine.
+        faiss.normalize_L2(vectors)
+        return _Embedded(vectors, read, unreadable)
+
+    def _embed_query(self, image: str | Path | Image.Image | np.ndarray) -> np.ndarray:
+        """Embed one image: (1, dim), of length 1."""
+        if isinstance(image, (str, Path)):
+            embedded = self._embed([os.fspath(image)])
+            if embedded.unreadable:
+                (why,) = embedded.unreadable.values()
+                raise ValueError(f"{image} cannot be read as an image ({why})")
+            return embedded.vectors
+        if isinstance(image, Image.Image):
+            image = batches.decode(image, upright=True)
+        vector = self.embedder.embed([image], progress=False)
+        faiss.normalize_L2(vector)
+        return vector
+
+    def _refuse_if_empty(self) -> None:
+        if self.table.empty:
+            raise ValueError(f"{self.store} holds no image yet: call update() first")
+
+    # ---- what is in the index, and on disk
+
+    def _add(self, files: pd.DataFrame) -> dict[str, str]:
+        """Embed new files and write the index; return those that cannot be read, and why."""
+        embedded = self._embed(files["path"])
+        last = self._next_number + len(embedded.read)
+        numbers = pd.RangeIndex(self._next_number, last, name="id")
+        self._vectors.add_with_ids(embedded.vectors, numbers.to_numpy())
+        added = files[files["path"].isin(embedded.read)].set_index(numbers)
+        self.table = pd.concat([self.table, added])
+        self._next_number = last
+        self._write()
+        return embedded.unreadable
+
+    def _remove(self, files: pd.DataFrame) -> None:
+        """Take files of the table out of the index and write it."""
+        self._vectors.remove_ids(files.index.to_numpy())
+        self.table = self.table.drop(files.index)
+        self._write()
+
+    def _write(self) -> None:
+        """Write vectors and table, each whole.
+
+        Should the machine stop between the two, `_read` drops what is in only one of them.
+        """
+        with paths.written_whole(self.store / INDEX_FILE) as temporary:
+            faiss.write_index(self._vectors, str(temporary))
+        with paths.written_whole(self.store / TABLE_FILE) as temporary:
+            self.table.to_csv(temporary)
+
+    def _read(self) -> None:
+        """Take what stands in both files of the store, or nothing where they were never written."""
+        if not (self.store / TABLE_FILE).is_file():
+            self._vectors = faiss.IndexIDMap2(faiss.IndexFlatIP(self.embedder.model.dim))
+            self.table = pd.DataFrame(columns=list(KINDS)).astype(KINDS).rename_axis("id")
+            self._next_number = 0
+            return
+        vectors: Any = faiss.read_index(str(self.store / INDEX_FILE))
+        table = pd.read_csv(self.store / TABLE_FILE, index_col="id", dtype={"id": "int64", **KINDS})
+        numbers = faiss.vector_to_array(vectors.id_map)
+        # A number that stood in either of them is not given again.
+        self._next_number = 1 + max([-1, *numbers.tolist(), *table.index.tolist()])
+        vectors.remove_ids(np.setdiff1d(numbers, table.index))
+        self._vectors = vectors
+        self.table = table[table.index.isin(numbers)]
+
+
+def _model_hash(embedder: Embedder) -> str:
+    """A hash of what changes the vector of an image: weights, settings and image transform.
+
+    Where images lay that the model was trained on does not change it (`config.Run.identity`).
+    """
+    weights = backbones.state_digest(embedder.model.state_dict())
+    normalisation = [list(embedder.view.mean), list(embedder.view.std)]
+    return embedder.run.identity("", weights, {"normalisation": normalisation})

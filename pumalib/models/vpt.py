@@ -1,0 +1,38 @@
+"""VPT: one prompt for all images (Jia et al., "Visual prompt tuning", ECCV 2022)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .parts import Part
+
+
+class SinglePrompt(Part):
+    """One prompt for every image: before the first layer or, VPT-deep, anew before each.
+
+    `layers` says before how many.  `start` "code" is uniform, as in the authors' code of PUMA,
+    "usual" a truncated normal of deviation 0.02.
+    """
+
+    def __init__(self, width: int, length: int = 8, layers: int = 1, start: str = "code"):
+        super().__init__()
+        prompts = nn.init.trunc_normal_(torch.empty(layers, length, width), std=0.02)
+        if start == "code":
+            # A deviation of 0.045 for the 384 features of ViT-S.  Drawn after the usual one, not
+            # in its place: what is initialised next then keeps its numbers.
+            bound = 0.045 * math.sqrt(3 * 384 / width)
+            nn.init.uniform_(prompts, -bound, bound)
+        self.prompts = nn.Parameter(prompts)
+
+    def tokens(
+        self, patches: Tensor, layer: int, gates: Tensor | None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """The prompt before this layer, if it has one, and no weights."""
+        if layer >= len(self.prompts):
+            return None
+        return self(patches, layer)
+
+    def forward(self, patches: Tensor, layer: int = 0) -> tuple[Tensor, None]:
+        """The prompt before this layer for each of B images, (B, N_p, D), and no weights."""
+        return self.prompts[layer].expand(len(patches), -1, -1), None

@@ -1,0 +1,256 @@
+"""A stranger adds a loss, a method, a benchmark and a notebook, each in one file and one entry.
+
+All four are added to a copy of the project.  There each of them trains at smoke size, and nothing
+else changes: no kept run gets another name, no method another colour, and the tests that walk the
+tables stay green.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from pumalib import figures, paths
+
+LOSS = '''"""The logistic loss over pairs."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .pair import PairLoss
+
+
+class Logistic(PairLoss):
+    """Mean softplus of -+ scale (s - centre): cosines of one class above the centre, others below."""
+
+    def __init__(self, scale: float = 10.0, centre: float = 0.5) -> None:
+        super().__init__()
+        self.scale = scale
+        self.centre = centre
+
+    def pairs(self, a: Tensor, b: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        """The loss of anchors a (N, D) and others b (M, D)."""
+        z = self.scale * (a @ b.T - self.centre)
+        terms = F.softplus(torch.where(positive, -z, z))
+        return terms[positive | negative].mean()
+'''
+
+METHOD = '''"""Scale and shift of what each branch gives (Lian et al., NeurIPS 2022)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from . import parts
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of scale and shift."""
+
+    start: float = 0.0  # of the scales, 0 changes nothing
+
+
+class Part(parts.Part):
+    """One scale and one shift for each feature of each branch."""
+
+    def __init__(self, settings: Settings, width: int, layers: int) -> None:
+        super().__init__()
+        shape = (layers, len(parts.BRANCHES), width)
+        self.scale = nn.Parameter(torch.full(shape, settings.start))
+        self.shift = nn.Parameter(torch.zeros(shape))
+
+    def addition(
+        self, layer: int, branch: str, h: Tensor, out: Tensor, gates: Tensor | None
+    ) -> Tensor:
+        """What to add to a branch: its output (B, N, D) scaled and shifted."""
+        place = parts.BRANCHES.index(branch)
+        return out * self.scale[layer, place] + self.shift[layer, place]
+'''
+
+BENCHMARK = '''"""Plain squares of many colours: a benchmark with a reader of its own."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from .table import Benchmark, Reader
+
+
+def load(root: str | Path | None = None, datasets: Sequence[str] | None = None) -> Benchmark:
+    """Two datasets of eight colours, four squares each; half of the colours are for training."""
+    rng = np.random.default_rng(0)
+    rows = []
+    pixels = []
+    for dataset in ("bright", "dark"):
+        for number in range(8):
+            colour = rng.integers(40, 215, 3)
+            for _ in range(4):
+                noise = rng.integers(-40, 40, (48, 48, 3))
+                split = "train" if number < 4 else "test"
+                rows.append((len(rows), f"colour {number}", dataset, split))
+                pixels.append((colour + noise).astype(np.uint8))
+    images = pd.DataFrame(rows, columns=["path", "class_name", "dataset", "split"])
+    images["label"] = images.groupby(["dataset", "class_name"], sort=False).ngroup()
+    return Benchmark("squares", images, pixels=np.stack(pixels)).select(datasets)
+
+
+READER = Reader(load)
+'''
+
+PROFILE = """
+data: {benchmark: squares, image_size: 48}
+backbone: mini_vit
+pretrained: embedded
+dim: 16
+training: {epochs: 1, batch_size: 8}
+"""
+
+# file: (above which line, the entry)
+ENTRIES = {
+    "pumalib/losses/__init__.py": [
+        ("from .pair import", "from .logistic import Logistic"),
+        ('    "contrastive": Contrastive,', '    "logistic": Logistic,'),
+    ],
+    "pumalib/config.py": [
+        ('    Method("pretrained"', '    Method("scale-shift", part="scale_shift"),'),
+    ],
+    "pumalib/data/readers.py": [
+        ("from . import folders, mini, paper", "from . import squares"),
+        ('    "mini": mini.READER,', '    "squares": squares.READER,'),
+    ],
+}
+FILES = {
+    "pumalib/losses/logistic.py": LOSS,
+    "pumalib/models/scale_shift.py": METHOD,
+    "pumalib/data/squares.py": BENCHMARK,
+    "notebooks/profiles/squares.yaml": PROFILE,
+}
+
+TRAIN = """
+import pumalib
+
+print(pumalib.train("smoke", "scale-shift"))
+print(pumalib.train("smoke", "linear", loss="logistic"))
+print(pumalib.train("squares", "linear"))
+"""
+LOOKS = """
+import json
+from pumalib import config, figures
+
+print(json.dumps({name: figures.looks([name])[name] for name in config.METHODS}))
+"""
+WALKING = [
+    "tests/test_config.py",
+    "tests/test_house.py",
+    "tests/test_losses.py",
+    "tests/test_notebooks.py::test_template",
+    "tests/test_training.py::test_every_parameter_of_a_loss_has_a_gradient",
+    "tests/test_models.py",
+]
+
+
+def add_entry(file: Path, above: str, line: str) -> None:
+    lines = file.read_text("utf-8").splitlines(keepends=True)
+    (place,) = [number for number, other in enumerate(lines) if other.startswith(above)]
+    lines.insert(place, f"{line}\n")
+    file.write_text("".join(lines), "utf-8")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A copy of the project, with the four additions."""
+    home = tmp_path_factory.mktemp("copy") / "project"
+    unneeded = shutil.ignore_patterns(
+        ".*", "*.egg-info", "build", "cache", "raw", "runs", "*.png.*", "__pycache__"
+    )
+    for name in ("pumalib", "notebooks", "tests", "data", "results", "docs"):
+        shutil.copytree(paths.ROOT / name, home / name, ignore=unneeded)
+    for name in ("pyproject.toml", "conftest.py"):
+        shutil.copy(paths.ROOT / name, home)
+
+    for name, content in FILES.items():
+        (home / name).write_text(content, "utf-8")
+    for name, entries in ENTRIES.items():
+        for above, line in entries:
+            add_entry(home / name, above, line)
+    # A copied notebook whose name was not changed.
+    shutil.copy(home / "notebooks" / "03_components.ipynb", home / "notebooks" / "30_mine.ipynb")
+    return home
+
+
+@pytest.fixture(scope="module")
+def python(project):
+    """Run Python in the copy, with its own package and results, and return what it prints."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PUMALIB_")
+    }
+    environment["PYTHONPATH"] = str(project)
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, *arguments]
+        done = subprocess.run(
+            command, cwd=project, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{arguments}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout
+
+    return run
+
+
+def test_each_trains(python, project):
+    folders = python("-c", TRAIN).splitlines()
+    assert [Path(folder).name.rpartition("-")[0] for folder in folders] == [
+        "scale-shift-curricularface",
+        "linear-logistic",
+        "linear-curricularface",
+    ]
+    for folder in folders:
+        record = json.loads((Path(folder) / "metrics.json").read_text())
+        assert Path(folder).is_relative_to(project)
+        assert record["table"][-1]["dataset"] == "harmonic"
+        assert record["parameters"]["trainable"] > 0
+
+
+def test_a_copied_notebook_writes_under_its_own_name(python, project):
+    original = project / "results" / "smoke" / "components.csv"
+    original.parent.mkdir(parents=True, exist_ok=True)
+    original.write_text("the original's")
+
+    python("-m", "pumalib", "run", "30", "--profile", "smoke", "-p", "components=[single]")
+
+    assert original.read_text() == "the original's"
+    assert (project / "results" / "smoke" / "mine.csv").is_file()
+    executed = nbformat.read(project / "results" / "smoke" / "30_mine.ipynb", 4)
+    assert not [o for cell in executed.cells for o in cell.get("outputs", []) if "error" in o]
+
+
+def test_no_kept_run_changes_its_name(python):
+    assert python("-m", "pumalib", "runs", "verify").strip() == "no problem"
+
+
+def test_no_method_changes_its_colour(python):
+    there = json.loads(python("-c", LOOKS).splitlines()[-1])
+    assert "scale-shift" in there
+    for name, look in there.items():
+        if name != "scale-shift":
+            assert tuple(look) == tuple(figures.looks([name])[name])
+
+
+def test_the_tests_that_walk_the_tables_stay_green(python, project):
+    # A copy is named after itself by whoever keeps it; `run` does so anyway.
+    notebook = project / "notebooks" / "30_mine.ipynb"
+    text = notebook.read_text("utf-8")
+    notebook.write_text(
+        text.replace('notebook = \\"components\\"', 'notebook = \\"mine\\"'), "utf-8"
+    )
+    python("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *WALKING)

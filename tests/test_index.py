@@ -1,0 +1,385 @@
+"""A folder's index follows the folder, finds what is like an image, and survives being stopped."""
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from pumalib import config, index, models, paths
+from pumalib.embedder import Embedder
+from pumalib.index import Counts, FolderIndex
+
+RUN = config.Run(
+    data=config.Data(image_size=48),
+    method=config.METHODS["linear"],
+    dim=16,
+    pretrained="random",
+)
+PICTURES = ["a/one.png", "a/two.png", "b/c/three.png", "four.png"]
+
+
+def embedder_of(seed=0, run=RUN):
+    torch.manual_seed(seed)
+    model = models.build(run.method, run.backbone, run.dim, pretrained="random")
+    return Embedder(model.eval(), run)
+
+
+@pytest.fixture(scope="module")
+def embedder():
+    return embedder_of()
+
+
+def picture(number):
+    """A smooth picture (48 x 60) of its own."""
+    noise = np.random.default_rng(number).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((60, 48), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "pictures"
+    for number, path in enumerate(PICTURES):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(folder / path)
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def embedded(monkeypatch):
+    """The names of the files that were decoded to be embedded."""
+    decode = index.batches.decode
+    names = []
+
+    def noted(source, upright=False):
+        if isinstance(source, Path):
+            names.append(source.name)
+        return decode(source, upright)
+
+    monkeypatch.setattr(index.batches, "decode", noted)
+    return names
+
+
+def assert_right(found):
+    """Every vector is the one that its file has when it is embedded by itself."""
+    vectors = found.vectors()
+    assert vectors.shape == (len(found.table), RUN.dim)
+    for path, vector in zip(found.table["path"], vectors):
+        alone = found.embedder.embed(found.folder / path)[0]
+        np.testing.assert_allclose(vector, alone / np.linalg.norm(alone), atol=1e-5)
+    assert found.table.index.is_unique
+    assert found.table["path"].is_unique
+
+
+class TestUpdate:
+    def test_a_new_folder_and_again(self, embedder, folder, store, embedded):
+        found = FolderIndex(embedder, folder, store)
+        assert found.update() == Counts(unchanged=0, new=4, changed=0, gone=0, unreadable=0)
+        assert sorted(found.table["path"]) == sorted(PICTURES)
+        assert len(embedded) == 4
+        before = found.table
+        assert found.update() == Counts(unchanged=4, new=0, changed=0, gone=0, unreadable=0)
+        assert found.table.equals(before)
+        assert len(embedded) == 4, "nothing is embedded twice"
+        assert_right(found)
+
+    def test_follows_the_folder(self, embedder, folder, store, embedded, capsys):
+        (folder / "broken.jpg").write_bytes(b"no image")
+        found = FolderIndex(embedder, folder, store)
+        assert found.update() == Counts(unchanged=0, new=4, changed=0, gone=0, unreadable=1)
+        before = found.table
+        embedded.clear()
+
+        (folder / "four.png").unlink()
+        picture(7).save(folder / "a" / "one.png")
+        (folder / "d").mkdir()
+        picture(8).save(folder / "d" / "five.png")
+        capsys.readouterr()
+        assert found.update() == Counts(unchanged=2, new=1, changed=1, gone=1, unreadable=1)
+        said = "left out: broken.jpg cannot be read as an image (UnidentifiedImageError)\n"
+        assert capsys.readouterr().out == said
+        assert sorted(embedded) == ["broken.jpg", "five.png", "one.png"]
+        assert_right(found)
+        unchanged = before[before["path"].isin(["a/two.png", "b/c/three.png"])]
+        assert found.table.loc[unchanged.index].equals(unchanged)
+        assert not set(found.table.index[2:]) & set(before.index), "no number is given twice"
+
+    def test_a_changed_image_that_is_broken_now(self, embedder, folder, store):
+        found = FolderIndex(embedder, folder, store)
+        found.update()
+        (folder / "four.png").write_bytes(b"no image")
+        assert found.update() == Counts(unchanged=3, new=0, changed=0, gone=0, unreadable=1)
+        picture(3).save(folder / "four.png")
+        assert found.update() == Counts(unchanged=3, new=1, changed=0, gone=0, unreadable=0)
+
+    def test_a_change_of_the_same_size_is_seen_by_its_time(self, embedder, folder, store):
+        found = FolderIndex(embedder, folder, store)
+        found.update()
+        os.utime(folder / "four.png", ns=(0, 10**18))
+        assert found.update().changed == 1
+
+    def test_hidden_files_are_left_out(self, embedder, folder, store):
+        for path in (".hidden.png", ".cache/x.png", "a/.thumbnails/y.png", "a/._one.png"):
+            (folder / path).parent.mkdir(exist_ok=True)
+            picture(9).save(folder / path)
+        (folder / "a" / "notes.txt").write_text("no image")
+        assert list(index.list_images(folder)["path"]) == sorted(PICTURES)
+        assert FolderIndex(embedder, folder, store).update().new == 4
+
+    def test_a_folder_below_a_hidden_one(self, folder, tmp_path):
+        hidden = tmp_path / ".hidden" / "pictures"
+        shutil.copytree(folder, hidden)
+        assert len(index.list_images(hidden)) == 4
+
+    def test_photographs_are_turned(self, embedder, tmp_path, store):
+        exif = Image.Exif()
+        exif[0x0112] = 3  # upside down
+        (tmp_path / "photos").mkdir()
+        picture(1).save(tmp_path / "photos" / "turned.png", exif=exif)
+        picture(1).rotate(180).save(tmp_path / "photos" / "upright.png")
+        found = FolderIndex(embedder, tmp_path / "photos", store)
+        found.update()
+        assert found.near_duplicates(0.999)["cosine"].tolist() == pytest.approx([1])
+        assert found.search("turned.png")["cosine"].tolist() == pytest.approx([1])
+
+
+class TestRefused:
+    def test_an_empty_folder(self, embedder, folder, store):
+        """... is a disk that is not there, rather than images that have all gone."""
+        found = FolderIndex(embedder, folder, store)
+        found.update()
+        shutil.rmtree(folder)
+        with pytest.raises(FileNotFoundError, match=f"no folder {folder}"):
+            found.update()
+        folder.mkdir()
+        with pytest.raises(ValueError, match=rf"{folder} holds no image at any depth \(\.jpg, "):
+            found.update()
+        assert len(FolderIndex(embedder, folder, store).table) == 4
+
+    def test_a_folder_without_a_readable_image(self, embedder, folder, store, capsys):
+        for path in PICTURES:
+            (folder / path).write_bytes(b"no image")
+        found = FolderIndex(embedder, folder, store)
+        with pytest.raises(ValueError, match=f"none of the images in {folder} can be read"):
+            found.update()
+        assert len(capsys.readouterr().out.splitlines()) == 4
+
+    def test_a_search_before_the_first_update(self, embedder, folder, store):
+        found = FolderIndex(embedder, folder, store)
+        assert found.vectors().shape == (0, 16)
+        for ask in (lambda: found.search("four.png"), found.near_duplicates):
+            with pytest.raises(ValueError, match=r"holds no image yet: call update\(\) first"):
+                ask()
+
+    def test_a_query_that_is_no_image(self, embedder, folder, store):
+        (folder / "broken.jpg").write_bytes(b"no image")
+        found = FolderIndex(embedder, folder, store)
+        found.update()
+        for file, why in (("broken.jpg", "UnidentifiedImageError"), ("x.png", "FileNotFoundError")):
+            message = rf"{file} cannot be read as an image \({why}\)"
+            with pytest.raises(ValueError, match=message):
+                found.search(file)
+
+
+class TestStopped:
+    """An update that did not come to its end."""
+
+    @pytest.fixture
+    def parts(self, monkeypatch):
+        monkeypatch.setattr(index, "PART", 3)
+
+    def stop(self, monkeypatch, file, write):
+        """Stop at writing `file` for the `write`-th time; the undoing of it."""
+        written_whole = paths.written_whole
+        seen = []
+
+        def stopping(path):
+            if path.name == file:
+                seen.append(path)
+                if len(seen) == write:
+                    raise KeyboardInterrupt
+            return written_whole(path)
+
+        monkeypatch.setattr(paths, "written_whole", stopping)
+        return lambda: monkeypatch.setattr(paths, "written_whole", written_whole)
+
+    @pytest.mark.parametrize("write", [1, 2])
+    @pytest.mark.parametrize("file", [index.INDEX_FILE, index.TABLE_FILE])
+    def test_a_first_update(
+        self, embedder, folder, store, monkeypatch, embedded, parts, file, write
+    ):
+        go_on = self.stop(monkeypatch, file, write)
+        with pytest.raises(KeyboardInterrupt):
+            FolderIndex(embedder, folder, store).update()
+        go_on()
+
+        written = 3 * (write - 1)
+        embedded.clear()
+        found = FolderIndex(embedder, folder, store)
+        assert len(found.table) == written
+        counts = found.update()
+        assert (counts.unchanged, counts.new) == (written, 4 - written)
+        assert len(embedded) == 4 - written, "what was written is not embedded again"
+        assert_right(found)
+
+    @pytest.mark.parametrize("write", [1, 2])
+    @pytest.mark.parametrize("file", [index.INDEX_FILE, index.TABLE_FILE])
+    def test_a_later_update(self, embedder, folder, store, monkeypatch, file, write):
+        """First what is stale is taken out and written, then what is new is added."""
+        FolderIndex(embedder, folder, store).update()
+        (folder / "four.png").unlink()
+        picture(7).save(folder / "a" / "one.png")
+        picture(8).save(folder / "five.png")
+        go_on = self.stop(monkeypatch, file, write)
+        with pytest.raises(KeyboardInterrupt):
+            FolderIndex(embedder, folder, store).update()
+        go_on()
+
+        found = FolderIndex(embedder, folder, store)
+        found.update()
+        expected = {"a/one.png", "a/two.png", "b/c/three.png", "five.png"}
+        assert set(found.table["path"]) == expected
+        assert_right(found)
+        assert found.update() == Counts(unchanged=4, new=0, changed=0, gone=0, unreadable=0)
+
+    def test_the_same_object_goes_on(self, embedder, folder, store, monkeypatch, parts):
+        found = FolderIndex(embedder, folder, store)
+        go_on = self.stop(monkeypatch, index.TABLE_FILE, 2)
+        with pytest.raises(KeyboardInterrupt):
+            found.update()
+        go_on()
+        assert found.update() == Counts(unchanged=3, new=1, changed=0, gone=0, unreadable=0)
+        assert_right(found)
+
+
+class TestStore:
+    def test_two_models_are_never_in_one_index(self, embedder, folder, store):
+        one = FolderIndex(embedder, folder, store)
+        one.update()
+        other = FolderIndex(embedder_of(seed=1), folder, store)
+        assert other.table.empty
+        assert other.update().new == 4
+        assert one.update().unchanged == 4
+        assert_right(one)
+        assert_right(other)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{"resize": "shorter"}, {"image_size": 64}],
+        ids=lambda changes: next(iter(changes)),
+    )
+    def test_nor_are_two_transforms_of_one_model(self, embedder, folder, store, changes):
+        data = dataclasses.replace(RUN.data, **changes)
+        other = Embedder(embedder.model, dataclasses.replace(RUN, data=data))
+        places = [FolderIndex(each, folder, store).store for each in (embedder, other)]
+        assert places[0] != places[1]
+
+    def test_nor_two_settings_of_the_same_weights(self, embedder, folder, store):
+        method = config.method("linear", adapter_scale=0.5)
+        other = Embedder(embedder.model, dataclasses.replace(RUN, method=method))
+        places = [FolderIndex(each, folder, store).store for each in (embedder, other)]
+        assert places[0] != places[1]
+
+    def test_where_the_training_images_lay_is_no_matter(self, embedder, folder, store):
+        data = dataclasses.replace(RUN.data, root="/elsewhere")
+        other = Embedder(embedder.model, dataclasses.replace(RUN, data=data))
+        places = [FolderIndex(each, folder, store).store for each in (embedder, other)]
+        assert places[0] == places[1]
+
+    def test_a_folder_that_moved_keeps_its_index(self, embedder, folder, store, embedded):
+        FolderIndex(embedder, folder, store).update()
+        embedded.clear()
+        moved = folder.rename(folder.parent / "moved")
+        store = store.rename(store.parent / "moved store")
+        found = FolderIndex(embedder, moved, store)
+        assert found.update() == Counts(unchanged=4, new=0, changed=0, gone=0, unreadable=0)
+        assert not embedded
+        assert str(folder) not in (found.store / index.TABLE_FILE).read_text()
+        assert_right(found)
+
+    def test_it_is_at_hand_without_an_update(self, embedder, folder, store):
+        FolderIndex(embedder, folder, store).update()
+        shutil.rmtree(folder / "a")
+        found = FolderIndex(embedder, folder, store)
+        assert set(found.search("four.png")["path"]) == set(PICTURES) - {"four.png"}
+
+    def test_the_folder_is_only_read(self, embedder, folder, store):
+        before = sorted(folder.rglob("*"))
+        found = FolderIndex(embedder, folder, store)
+        found.update()
+        assert sorted(folder.rglob("*")) == before
+        assert sorted(file.name for file in found.store.iterdir()) == ["files.csv", "index.faiss"]
+
+
+class TestSearch:
+    @pytest.fixture
+    def found(self, embedder, folder, store):
+        found = FolderIndex(embedder, folder, store)
+        found.update()
+        return found
+
+    def test_is_exact(self, found):
+        vectors = found.vectors()
+        cosines = dict(zip(found.table["path"], vectors @ vectors[0]))
+        query = found.table["path"].iloc[0]
+        answer = found.search(query, 3)
+        del cosines[query]
+        assert list(answer.columns) == ["path", "cosine"]
+        assert list(answer["path"]) == sorted(cosines, key=cosines.get, reverse=True)
+        assert answer["cosine"].tolist() == pytest.approx(sorted(cosines.values(), reverse=True))
+
+    def test_an_image_is_left_out_of_its_own_answer(self, found, folder):
+        for query in ("four.png", folder / "four.png", str(folder / "four.png")):
+            assert "four.png" not in list(found.search(query, 10)["path"])
+            assert len(found.search(query, 10)) == 3
+            assert len(found.search(query, 2)) == 2
+
+    def test_a_file_of_elsewhere(self, found, folder, tmp_path):
+        shutil.copy(folder / "four.png", tmp_path / "four.png")
+        answer = found.search(tmp_path / "four.png", 4)
+        assert answer["path"][0] == "four.png"
+        assert answer["cosine"][0] == pytest.approx(1)
+        assert len(answer) == 4
+
+    def test_a_picture_and_an_array(self, found):
+        for image in (picture(3), np.asarray(picture(3)), picture(3).convert("RGBA")):
+            answer = found.search(image, 1)
+            assert answer["path"].tolist() == ["four.png"]
+            assert answer["cosine"].tolist() == pytest.approx([1])
+
+    def test_near_duplicates(self, found, folder, monkeypatch):
+        assert found.near_duplicates(0.9999).empty
+        shutil.copy(folder / "four.png", folder / "copy.png")
+        picture(0).save(folder / "first.jpg", quality=95)
+        found.update()
+        pairs = found.near_duplicates(0.99)
+        wanted = {
+            frozenset(pair) for pair in (("four.png", "copy.png"), ("a/one.png", "first.jpg"))
+        }
+        assert {frozenset(pair) for pair in pairs[["one", "other"]].to_numpy()} >= wanted
+        assert pairs["cosine"].is_monotonic_decreasing
+        assert (pairs["cosine"] > 0.99).all()
+
+        everything = found.near_duplicates(-1)
+        vectors = found.vectors()
+        place = {path: number for number, path in enumerate(found.table["path"])}
+        assert len(everything) == 6 * 5 / 2
+        for pair in everything.itertuples():
+            expected = vectors[place[pair.one]] @ vectors[place[pair.other]]
+            assert pair.cosine == pytest.approx(expected, abs=1e-6)
+
+        monkeypatch.setattr(index, "BLOCK", 4)
+        in_blocks = found.near_duplicates(-1)
+        assert in_blocks[["one", "other"]].equals(everything[["one", "other"]])
+
+    def test_mirrored_is_another_picture(self, found):
+        assert found.search(ImageOps.mirror(picture(3)), 1)["cosine"][0] < 1

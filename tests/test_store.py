@@ -1,0 +1,205 @@
+"""Kept lines: whole or damaged, written by several at once; and names that are no paths."""
+
+import json
+import warnings
+
+import kept_runs
+import pytest
+from kept_runs import RUNS, add_text, another, finish, kept_file, line_of, texts, trained
+
+from pumalib import paths, study
+from pumalib.study import analysis, kept_line, store
+from pumalib.training import run_folder
+
+ELSEWHERE = [
+    "..",
+    ".",
+    "",
+    "/tmp/x",
+    "../x",
+    "a/b",
+    "a\\b",
+    ".hidden",
+    "a b",
+    "ä",
+    "a\n",
+    "a" * 300,
+    7,
+]
+
+
+@pytest.fixture
+def names(tmp_path, monkeypatch):
+    """Three kept runs by what they are, without folders."""
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    return kept_runs.keep_three()
+
+
+def damaged():
+    return [line for line in store.lines("test") if line.record is None]
+
+
+def test_lines_are_sorted_whole_and_of_eight_digits(names):
+    assert [json.loads(line)["name"] for line in texts()] == sorted(names.values())
+    record = store.read("test")[names["puma"]]
+    assert record["seconds"] == 0.33333333
+    assert record["log"] == []
+    assert "metrics" not in record
+    assert study.run_of(names["puma"], "test") == RUNS["puma"]
+    hits = study.hits(names["puma"], "test")["unified"]
+    assert hits.mean() == pytest.approx(record["table"][2]["R@1"], abs=1e-7)
+
+
+def test_a_full_file_is_followed_by_another(names, monkeypatch):
+    monkeypatch.setattr(store, "FULL", 3)
+    store.add(another(), "test")
+    assert [len(texts(number)) for number in (1, 2)] == [3, 1]
+    kept_file().write_text(kept_file().read_text() + kept_file(2).read_text())  # as after a merge
+    store.drop("another", "test")
+    assert store.read("test").keys() == set(names.values())
+    assert texts(2) == []
+
+
+@pytest.mark.parametrize("name", ELSEWHERE, ids=repr)
+def test_a_name_that_leads_elsewhere_is_none(name, names):
+    for use in (store.place, store.folder):
+        with pytest.raises(ValueError, match="cannot be the name of a run"):
+            use(name, "test")
+    with pytest.raises(ValueError, match="cannot be the name of a run"):
+        store.add(another(name), "test")
+    with pytest.raises(ValueError, match="cannot be the name of a run"):
+        store.put(name, "{}", "test")
+    with pytest.raises(ValueError, match="cannot be the name of a run"):
+        analysis.derived("title", "test", dict, [name])
+    with pytest.raises(ValueError, match="cannot be the name of a run"):
+        analysis.derived(name, "test", dict)
+
+
+@pytest.mark.filterwarnings("ignore:.*is damaged")
+@pytest.mark.parametrize("name", ELSEWHERE, ids=repr)
+def test_a_line_of_such_a_name_is_damaged_whatever_its_digest(name, names):
+    add_text(line_of(another(name)))
+    assert store.read("test").keys() == set(names.values())
+    (line,) = damaged()
+    assert "cannot be the name of a run" in line.problem
+
+
+def test_every_name_of_a_method_and_loss_is_one():
+    for name in ("vpt+adapter-proxynca++-1a2b3c4d", "puma-ms-ensemble-1a2b3c4d", "lora_2.5-x-0"):
+        assert store.place(name, "test").name == name
+
+
+def test_a_folder_that_is_a_link_is_not_followed(names, tmp_path):
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    link = store.place(names["puma"], "test")
+    link.parent.mkdir()
+    link.symlink_to(target)
+    with pytest.raises(ValueError, match=r"is a link to .*elsewhere; .*runs remove"):
+        store.folder(names["puma"], "test")
+    with pytest.raises(ValueError, match="is a link to"), store.held(link):
+        pass
+    assert not list(target.iterdir())
+
+
+def test_runs_may_lie_on_another_disk(names, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "test" / "runs").symlink_to(tmp_path / "disk")
+    assert store.folder(names["puma"], "test").parent.is_symlink()
+
+
+CONTENTS = {
+    "no table": {"table": None},
+    "a table of numbers": {"table": [1, 2]},
+    "a row without dataset": {"table": [{"R@1": 1.0, "queries": 2}]},
+    "a row of words": {"table": [{"dataset": "x", "queries": 2, "R@1": "0.9"}]},
+    "hits of no row": {"hits": {"other": "gA=="}},
+    "no parameters": {"parameters": None},
+    "no device": {"environment": {}},
+    "settings in a list": {"run": []},
+    "a nest of settings": {"run": {"seed": 0, "data": json.loads("[" * 50 + "]" * 50)}},
+    "an ensemble of none": {"members": []},
+    "an ensemble of folders": {"members": ["../x"]},
+}
+
+
+@pytest.mark.parametrize("changes", CONTENTS.values(), ids=CONTENTS)
+def test_a_whole_line_of_another_shape_is_damaged_and_named(changes, names):
+    add_text(line_of(another(**changes)))
+    number = len(names) + 1
+    with pytest.warns(
+        UserWarning, match=rf"kept-1.jsonl, line {number} \(damaged-\w{{8}}\) is damaged"
+    ):
+        assert store.read("test").keys() == set(names.values())
+    with pytest.raises(ValueError, match=r"its|an ensemble"):
+        store.add(another("yet-another", **changes), "test")
+    assert study.list_runs("test").index.tolist() == sorted(names.values())
+
+
+@pytest.mark.filterwarnings("ignore:.*is damaged")
+@pytest.mark.parametrize(
+    "text", ["[" * 10**5, '{"name":' * 10**5, "7", "null", "<<<<<<< ours", "[]", '"x"']
+)
+def test_any_text_is_at_worst_a_damaged_line(text, names):
+    add_text(text, "")
+    assert len(study.list_runs("test")) == 3
+    (line,) = damaged()
+    assert kept_line.DAMAGED.fullmatch(line.name)
+    store.drop(line.name, "test")
+    assert len(texts()) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*is damaged")
+def test_a_run_that_is_trained_again_replaces_its_damaged_line(names):
+    line = texts()[1]
+    name = json.loads(line)["name"]
+    record = store.record(name, "test")
+    kept_file().write_text(kept_file().read_text().replace(line, line[:-9] + line[-8:]))
+    assert name not in store.read("test")
+    assert [found.begins for found in damaged()] == [name]
+    store.add(record, "test")
+    assert texts()[1] == line
+    assert len(texts()) == 3
+
+
+def test_two_lines_with_different_numbers_are_told_and_both_stay(names):
+    one = store.record(names["puma"], "test")
+    other = one | kept_runs.numbers(5, 0.2)
+    add_text(line_of(other))
+    with pytest.warns(
+        UserWarning, match=r"different numbers \(kept-1.jsonl, line 3; kept-1.jsonl, line 4\)"
+    ):
+        assert store.read("test")[names["puma"]] == one
+    store.add(another(), "test")  # writes the file anew
+    assert set(store.conflicts(store.lines("test"))) == {names["puma"]}
+    assert len(texts()) == 5
+
+
+def test_the_same_line_twice_is_no_conflict(names):
+    add_text(texts()[0])
+    with warnings.catch_warnings(action="error"):
+        assert len(store.read("test")) == 3
+
+
+def test_a_repeated_training_is_kept_beside_once(names):
+    trained(RUNS["puma"], seed=1, rate=0.6)  # as it was kept
+    folder = store.folder(names["puma"], "test")
+    finish(folder)
+    assert store.compare_repeat(folder, "test").agree
+    assert store.repeated("test") == []
+
+    trained(RUNS["puma"], seed=7, rate=0.2)
+    finish(folder)
+    finish(folder)
+    repeat = store.compare_repeat(folder, "test")
+    assert not repeat.agree
+    assert repeat.kept == store.record(names["puma"], "test")
+    (line,) = store.repeated("test")
+    assert (line.file.name, line.name, line.record) == (
+        "repeated.jsonl",
+        names["puma"],
+        repeat.again,
+    )
+    digest = json.loads(line.text)["digest"]
+    assert digest == run_folder.short_hash(repeat.again)
+    assert len(texts()) == 3, "what is kept stays"
