@@ -18,9 +18,10 @@ quickstart: .venv/installed  ## train three models on this machine and compare t
 study: .venv/installed  ## every table and figure of the kept runs (PROFILE=mini); trains nothing
 	$(BIN)/python -m pumalib run --profile $(PROFILE) --kept
 
-test: .venv/installed  ## formatting, every test, and every notebook at its smoke setting
+test: .venv/installed  ## formatting, types, every test, and every notebook at its smoke setting
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+	$(BIN)/mypy
 	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 600 tests notebooks
 
 site: .venv/installed  ## the executed notebooks of PROFILE as one searchable site: $(SITE)/_build/html/index.html

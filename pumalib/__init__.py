@@ -1,9 +1,62 @@
 """Universal metric learning with parameter-efficient transfer learning (PUMA), as a study.
-Read `models/puma.py` for the idea, `training/loop.py` for a run, `study/run_all.py` for a table."""
 
-import os
-import sys
+Read `models/puma.py` for the idea, `training/loop.py` for a run, `study/run_all.py` for a table.
+To use it, `import pumalib` is enough: the names of `__all__` come when they are first asked for.
 
-if not sys.stderr.isatty() and "ipykernel" not in sys.modules:  # bars in a file, also those of kernels started here
-    os.environ.setdefault("TQDM_MININTERVAL", "30")
-__version__ = "0.1.0"
+    folder = pumalib.train("mini", "puma")
+    vectors = pumalib.load(folder).embed(images)
+    table = pumalib.evaluate(vectors, labels)
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import evaluate as evaluate
+    from .api import list_benchmarks as list_benchmarks
+    from .api import list_losses as list_losses
+    from .api import list_methods as list_methods
+    from .api import load as load
+    from .api import train as train
+
+_FUNCTIONS = ["evaluate", "list_benchmarks", "list_losses", "list_methods", "load", "train"]
+_LIBRARY = [
+    "config",
+    "data",
+    "embedder",
+    "evaluation",
+    "index",
+    "losses",
+    "models",
+    "paths",
+    "progress",
+    "training",
+]
+_STUDY = ["figures", "study"]  # these need the checkout
+
+__all__ = [*_FUNCTIONS, *_LIBRARY]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported now: `import pumalib` alone reads no file and takes no time."""
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(".api", __name__), name)
+    if name in _LIBRARY or name in _STUDY:
+        return importlib.import_module(f".{name}", __name__)
+    if name == "__version__":
+        return _version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, *_STUDY, "__version__"])
+
+
+def _version() -> str:
+    """What was installed; "0" in a checkout that was not."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("pumalib")
+    except metadata.PackageNotFoundError:
+        return "0"

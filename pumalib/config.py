@@ -1,14 +1,19 @@
 """What a run is: frozen dataclasses, one documented line per field, and profiles read from YAML.
-Two equal `Run`s have equal numbers.  A `Profile` says where the data is and how much is spent on it;
-`profile.run("puma", seed=0)` makes the `Run` of a row.  pydantic checks whatever comes in, by YAML, `-p` or Python."""
+
+Two equal `Run`s have equal numbers.  A `Profile` says where the data is and how much is spent on
+it; `profile.run("puma", seed=0)` makes the `Run` of a row.  pydantic checks whatever comes in, by
+YAML, `-p` or Python.
+"""
 
 import copy
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field, fields, is_dataclass
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
@@ -18,9 +23,11 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic.dataclasses import dataclass
+from yaml.composer import ComposerError
 
 from . import paths
 
@@ -28,85 +35,160 @@ NUMBERS = 3  # raise it when a change of the code changes the numbers of finishe
 CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-def _refused(wrong: Callable[[Any], bool], message: str) -> Callable:
-    def check(value):
-        if wrong(value):
-            raise ValueError(message)
-        return value
-
-    return check
+# ---- What a field may hold
 
 
-_number = BeforeValidator(_refused(lambda value: type(value) is bool, "a number is needed, not true or false"))
-_ordered = AfterValidator(_refused(lambda pair: pair[0] > pair[1], "the first number must not be above the second"))
-_distinct = AfterValidator(_refused(lambda some: not some or len(set(some)) < len(some), "give one or more, each once"))
-Count = Annotated[int, _number, Field(ge=0, le=10**9)]
-Positive = Annotated[int, _number, Field(ge=1, le=10**6)]
-Number = Annotated[float, _number, Field(allow_inf_nan=False)]
+def _no_bool(value: Any) -> Any:
+    """Refuse true and false, which Python takes for 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("a number is needed, not true or false")
+    return value
+
+
+def _ordered(pair: tuple) -> tuple:
+    if pair[0] > pair[1]:
+        raise ValueError("the first number must not be above the second")
+    return pair
+
+
+def _distinct(some: tuple) -> tuple:
+    if not some or len(set(some)) < len(some):
+        raise ValueError("give one or more, each once")
+    return some
+
+
+_Number = BeforeValidator(_no_bool)
+Count = Annotated[int, _Number, Field(ge=0, le=10**9)]
+Positive = Annotated[int, _Number, Field(ge=1, le=10**6)]
+Number = Annotated[float, _Number, Field(allow_inf_nan=False)]
 Amount = Annotated[Number, Field(ge=0)]
 Rate = Annotated[Number, Field(gt=0)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Dimensions = Annotated[Positive, Field(le=65536)]
 
+_THE_SAME = object()
 
-def added(neutral: Any, default: Any = None) -> Any:
+
+def added(neutral: Any, default: Any = _THE_SAME) -> Any:
     """A field that is newer than kept runs: it enters a run's name only where it is not `neutral`.
 
-    `neutral` is what all runs before it had, and never changes; `default`, by default the same, may."""
-    if default is None:
+    `neutral` is what all runs before it had, and never changes; `default`, the same at first, may.
+    """
+    if default is _THE_SAME:
         default = neutral
-    return field(default_factory=lambda: copy.copy(default), metadata={"neutral": neutral})
+
+    def fresh() -> Any:
+        return copy.deepcopy(default)
+
+    return field(default_factory=fresh, metadata={"neutral": neutral})
+
+
+def _is_asked_for(info: ValidationInfo) -> bool:
+    """Whether somebody wants these settings now; those of a kept run are only read."""
+    return not (info.context or {}).get("kept")
+
+
+# ---- The parts of a run
 
 
 @dataclass(frozen=True, config=CHECKED)
 class Data:
     """Which images, and how they become tensors."""
 
-    benchmark: str = "mini"  # a name of data.READERS
-    root: str | None = None  # folder of the datasets, absolute or relative to the project; not used by "mini"
-    split: str | None = None  # CSV of path,split in place of root/split.csv: "folders" takes those images alone
-    datasets: Annotated[tuple[str, ...], _distinct] | None = None  # only these datasets; None = all
-    image_size: Annotated[Positive, Field(ge=8, le=4096)] = 224  # pixels, height and width of the network's input
-    crop_scale: Annotated[tuple[Rate, Share], _ordered] = (0.2, 1.0)  # area share of the training crop (authors' code)
-    resize: Literal["both", "shorter"] = "both"  # at test: both sides to 256/224 of image_size (paper), or the shorter
-    flip: bool = True  # random horizontal flip in training (Appendix A)
-    upright: bool | None = None  # turn photographs as their EXIF data says; None: in "folders" only, as the authors
-    prepared: bool = False  # read images from their resized copies (python -m pumalib data prepare)
-    holdout: bool = False  # train and test on two halves of the training classes: to choose settings, never for results
-    shots: Count = 0  # training images per class, drawn by the run's seed (Fig. 6); 0 = all
-    drop_unreadable: bool = False  # leave unreadable images out, with a warning, instead of stopping
+    # A name of data.READERS.
+    benchmark: str = "mini"
+    # Folder of the datasets, absolute or relative to the project; not used by "mini".
+    root: str | None = None
+    # CSV of path,split in place of root/split.csv: "folders" takes those images alone.
+    split: str | None = None
+    # Only these datasets; None = all.
+    datasets: Annotated[tuple[str, ...], AfterValidator(_distinct)] | None = None
+    # Pixels, height and width of the network's input.
+    image_size: Annotated[Positive, Field(ge=8, le=4096)] = 224
+    # Area share of the training crop (authors' code).
+    crop_scale: Annotated[tuple[Rate, Share], AfterValidator(_ordered)] = (0.2, 1.0)
+    # At test: both sides to 256/224 of image_size (paper), or the shorter.
+    resize: Literal["both", "shorter"] = "both"
+    # Random horizontal flip in training (Appendix A).
+    flip: bool = True
+    # Turn photographs as their EXIF data says; None: in "folders" only, as the authors.
+    upright: bool | None = None
+    # Read images from their resized copies (python -m pumalib data prepare).
+    prepared: bool = False
+    # Train and test on two halves of the training classes: to choose settings, never for results.
+    holdout: bool = False
+    # Training images per class, drawn by the run's seed (Fig. 6); 0 = all.
+    shots: Count = 0
+    # Leave unreadable images out, with a warning, instead of stopping.
+    drop_unreadable: bool = False
 
 
 @dataclass(frozen=True, config=CHECKED)
 class Method:
-    """How the backbone is adapted: a sum of parts, each off by default (Tables 2(c), 3 and 7 are rows of these)."""
+    """How the backbone is adapted: a sum of parts, each off by default.
+
+    Rows of Tables 2(c), 3 and 7 are such sums.
+    """
 
     name: str = "linear"
-    tune_backbone: bool = False  # train every weight of the backbone too
-    head: Literal["linear", "mlp3", "mlp3-relu", "none"] = "linear"  # mlp3 by GELU (authors' code); none: D features
-    prompts: Count = 0  # M of Eq. 7; 0 = no prompt, 1 = one prompt for all images (VPT), more = conditional pool
-    prompt_length: Count = 8  # N_p, tokens per prompt
-    prompt_attention: Literal["free", "softmax"] = "free"  # A_m of Eq. 8: paper or authors' code
-    prompt_position: Literal["none", "cls"] = "cls"  # position embedding of a prompt: the class token's (authors' code)
-    prompt_deep: bool = False  # with one prompt: new prompt tokens in every layer (VPT-deep)
-    adapter_rank: Count = 0  # r of Sec. 4.2; 0 = no adapter
-    adapter_keep: Share = 1.0  # p of Eq. 5, probability that an adapter is on in training
-    adapter_scale: Number = 0.1  # fixed factor on an adapter's output; 1 = Eq. 5 to the letter, 0.1 = authors' code
-    adapter_gate: Literal["sample", "batch"] = "sample"  # what the Bernoulli gate is drawn for, per layer and branch
-    adapter_divide: bool = True  # divide by p in training; False: multiply by p at test instead
-    adapter_branches: Literal["both", "mlp"] = "both"  # parallel to MSA and MLP (PUMA), or to the MLP (AdaptFormer)
-    adapter_layers: Count | None = None  # only in the first K layers (Table 6, dagger); None = all
-    lora_rank: Count = 0  # bottleneck of LoRA; 0 = none
-    lora_keep: Share = 1.0  # keep probability of stochastic LoRA (Table 7)
-    lora_targets: Literal["qv", "qk", "kv", "q", "k", "v", "qkv"] = "qv"  # projections; the authors' code "qk"
-    lora_scale: Number = 1.0  # factor on LoRA's output
-    start: Literal["code", "usual"] = "code"  # head, adapters, single prompts: as the authors' code, or docs/deviations
-    # A module of pumalib.models with a part of its own (docs/contributing.md), and the part's settings.
+    # Train every weight of the backbone too.
+    tune_backbone: bool = False
+    # mlp3 with GELU (authors' code); none: the backbone's own features, as wide as they are.
+    head: Literal["linear", "mlp3", "mlp3-relu", "none"] = "linear"
+
+    # M of Eq. 7; 0 = no prompt, 1 = one prompt for all images (VPT), more = conditional pool.
+    prompts: Count = 0
+    # N_p, tokens per prompt.
+    prompt_length: Count = 8
+    # A_m of Eq. 8: paper or authors' code.
+    prompt_attention: Literal["free", "softmax"] = "free"
+    # Position embedding of a prompt: the class token's (authors' code).
+    prompt_position: Literal["none", "cls"] = "cls"
+    # With one prompt: new prompt tokens in every layer (VPT-deep).
+    prompt_deep: bool = False
+
+    # r of Sec. 4.2; 0 = no adapter.
+    adapter_rank: Count = 0
+    # p of Eq. 5, probability that an adapter is on in training.
+    adapter_keep: Share = 1.0
+    # Fixed factor on an adapter's output; 1 = Eq. 5 to the letter, 0.1 = authors' code.
+    adapter_scale: Number = 0.1
+    # What the Bernoulli gate is drawn for, per layer and branch.
+    adapter_gate: Literal["sample", "batch"] = "sample"
+    # Divide by p in training; False: multiply by p at test instead.
+    adapter_divide: bool = True
+    # Parallel to MSA and MLP (PUMA), or to the MLP (AdaptFormer).
+    adapter_branches: Literal["both", "mlp"] = "both"
+    # Only in the first K layers (Table 6, dagger); None = all.
+    adapter_layers: Count | None = None
+
+    # Bottleneck of LoRA; 0 = none.
+    lora_rank: Count = 0
+    # Keep probability of stochastic LoRA (Table 7).
+    lora_keep: Share = 1.0
+    # Projections that are adapted; the authors' code "qk".
+    lora_targets: Literal["qv", "qk", "kv", "q", "k", "v", "qkv"] = "qv"
+    # Factor on LoRA's output.
+    lora_scale: Number = 1.0
+
+    # Head, adapters and single prompts begin as in the authors' code, or as docs/deviations says.
+    start: Literal["code", "usual"] = "code"
+
+    # A module of pumalib.models with a part of its own (docs/contributing.md), and its settings.
     part: str = added("")
     part_settings: dict[str, Any] = added({})
 
+    @model_validator(mode="after")
+    def _can_be_built(self, info: ValidationInfo) -> Self:
+        if _is_asked_for(info) and self.prompt_deep and self.prompts > 1:
+            raise ValueError(
+                f"prompt_deep is for one prompt, and prompts = {self.prompts} make a pool: "
+                "set prompts = 1, or prompt_deep = False"
+            )
+        return self
 
-_methods = [
+
+_METHODS = [
     Method("full", tune_backbone=True),
     Method("pretrained", head="none"),  # trains nothing: the 0 shots of Fig. 6
     Method("linear"),
@@ -122,46 +204,102 @@ _methods = [
     Method("vpt+adapter", prompts=1, adapter_rank=128),
     Method("puma", prompts=20, adapter_rank=128, adapter_keep=0.5),
     Method("puma+lora", prompts=20, adapter_rank=128, adapter_keep=0.5, lora_rank=128),
-    Method("puma+lora-stochastic", prompts=20, adapter_rank=128, adapter_keep=0.5, lora_rank=128, lora_keep=0.5),
+    Method(
+        "puma+lora-stochastic",
+        prompts=20,
+        adapter_rank=128,
+        adapter_keep=0.5,
+        lora_rank=128,
+        lora_keep=0.5,
+    ),
 ]
-METHODS = {method.name: method for method in _methods}
+METHODS = {method.name: method for method in _METHODS}
 
 
-def method(name: str | Method, **settings) -> Method:
-    """The method called `name`, or a `Method` itself, with some settings changed; a ValueError lists the known ones."""
-    if not isinstance(name, Method) and name not in METHODS:
+def method(name: str | Method, /, **settings: Any) -> Method:
+    """The method called `name`, or a `Method` itself, with some settings changed.
+
+    Raises ValueError, which lists the known ones, for an unknown method or setting.
+    """
+    if isinstance(name, Method):
+        chosen = name
+    elif name in METHODS:
+        chosen = METHODS[name]
+    else:
         raise ValueError(_unknown(name, METHODS, "method"))
-    chosen = name if isinstance(name, Method) else METHODS[name]
-    return _changed(chosen, settings, f"method {chosen.name!r}")
+    where = f"method {chosen.name!r}"
+    known = [one for one in _names(Method) if one != "name"]
+    _require_known(where, settings, known)
+    return _changed(chosen, settings, where)
 
 
 @dataclass(frozen=True, config=CHECKED)
 class Training:
-    """The recipe (Appendix A; what the paper leaves open follows the authors' code, see docs/deviations.md)."""
+    """The recipe (Appendix A).
 
-    epochs: Positive = 100  # passes over the training images
-    batch_size: Positive = 720  # images per step
-    images_per_class: Positive = 4  # K of the class batches of pair-based losses
-    repeat_images: bool = True  # class batches draw images with replacement (authors' code)
-    lr: Rate = 1e-4  # learning rate of backbone weights; the base of the two factors below
-    new_lr_factor: Amount = 10.0  # x lr for prompts, adapters, LoRA and the head (authors' code)
-    loss_lr_factor: Amount = 1e4  # x lr for proxies and every parameter of the loss (Appendix A)
-    weight_decay: Amount = 1e-4  # of AdamW
-    schedule: Literal["constant", "step", "cosine"] = "step"  # "step": x step_factor every step_epochs
-    step_epochs: Positive = 20  # epochs between two steps of the learning rate
-    step_factor: Rate = 0.5  # factor of each step
-    cosine_floor: Share = 0.1  # share of lr at which "cosine" ends (authors' code)
-    clip_value: Amount = 1.0  # every gradient entry is clamped to +- this, loss parameters too; 0 = off
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # "auto": bfloat16 on CUDA, float32 elsewhere
+    What the paper leaves open follows the authors' code, see docs/deviations.md.
+    """
+
+    # Passes over the training images.
+    epochs: Positive = 100
+    # Images per step.
+    batch_size: Positive = 720
+    # K of the class batches of pair-based losses.
+    images_per_class: Positive = 4
+    # Class batches draw images with replacement (authors' code).
+    repeat_images: bool = True
+    # Learning rate of backbone weights; the base of the two factors below.
+    lr: Rate = 1e-4
+    # x lr for prompts, adapters, LoRA and the head (authors' code).
+    new_lr_factor: Amount = 10.0
+    # x lr for proxies and every parameter of the loss (Appendix A).
+    loss_lr_factor: Amount = 1e4
+    # Of AdamW.
+    weight_decay: Amount = 1e-4
+    # "step": x step_factor every step_epochs.
+    schedule: Literal["constant", "step", "cosine"] = "step"
+    # Epochs between two steps of the learning rate.
+    step_epochs: Positive = 20
+    # Factor of each step.
+    step_factor: Rate = 0.5
+    # Share of lr at which "cosine" ends (authors' code).
+    cosine_floor: Share = 0.1
+    # Every gradient entry is clamped to +- this, loss parameters too; 0 = off.
+    clip_value: Amount = 1.0
+    # "auto": bfloat16 on CUDA, float32 elsewhere.
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+
     # What follows cannot change a number beyond rounding, and is no part of a run's identity.
-    micro_batch: Count = 0  # images per forward pass; 0 = the whole batch; less memory, the same gradient
-    workers: Annotated[Count, Field(le=1024)] = 0  # processes that decode images
+    # Images per forward pass; 0 = the whole batch; less memory, the same gradient.
+    micro_batch: Count = 0
+    # Processes that decode images.
+    workers: Annotated[Count, Field(le=1024)] = 0
+    # "auto": the GPU if there is one.
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
-    checkpoint_seconds: Rate = 120.0  # seconds between two checkpoints within an epoch
-    recompute: bool = False  # recompute a block's activations in the backward pass: less memory, a third slower
+    # Seconds between two checkpoints within an epoch.
+    checkpoint_seconds: Rate = 120.0
+    # Recompute a block's activations in the backward pass: less memory, a third slower.
+    recompute: bool = False
+
+    @model_validator(mode="after")
+    def _a_class_fits_in_a_batch(self, info: ValidationInfo) -> Self:
+        if _is_asked_for(info) and self.images_per_class > self.batch_size:
+            raise ValueError(
+                f"images_per_class = {self.images_per_class} is more than "
+                f"batch_size = {self.batch_size}: lower it, or raise batch_size"
+            )
+        return self
 
 
 PLACES = ("micro_batch", "workers", "device", "checkpoint_seconds", "recompute")
+
+
+def _require_weights(backbone: str, pretrained: str) -> None:
+    if pretrained == "hub" and backbone.startswith("mini_vit"):
+        raise ValueError(
+            f"pretrained = 'hub' has no weights of {backbone!r}, which come with the project: "
+            "set pretrained = 'embedded', 'random' or a file, or another backbone"
+        )
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -169,28 +307,54 @@ class Run:
     """One training with its evaluation: everything that can change its numbers."""
 
     data: Data = field(default_factory=Data)
-    backbone: str = "mini_vit"  # "mini_vit" or the full name of a timm vision transformer
-    pretrained: str = "embedded"  # "embedded" (mini_vit), "hub" (timm), "random", or a file of weights
+    # "mini_vit" or the full name of a timm vision transformer.
+    backbone: str = "mini_vit"
+    # "embedded" (mini_vit), "hub" (timm), "random", or a file of weights.
+    pretrained: str = "embedded"
     method: Method = field(default_factory=lambda: METHODS["puma"])
-    dim: Dimensions = 128  # embedding dimensions
-    loss: str = "curricularface"  # a name of pumalib.losses
-    loss_settings: dict[str, Any] = field(default_factory=dict)  # hyperparameters of the loss, where not its defaults
+    # Embedding dimensions.
+    dim: Dimensions = 128
+    # A name of pumalib.losses.
+    loss: str = "curricularface"
+    # Hyperparameters of the loss, where not its defaults.
+    loss_settings: dict[str, Any] = field(default_factory=dict)
     training: Training = field(default_factory=Training)
-    seed: Count = 0  # of initialisation, batches, augmentation and gates
+    # Of initialisation, batches, augmentation and gates.
+    seed: Count = 0
+
+    @model_validator(mode="after")
+    def _has_weights(self, info: ValidationInfo) -> Self:
+        if _is_asked_for(info):
+            _require_weights(self.backbone, self.pretrained)
+        return self
 
     def to_json(self) -> str:
+        """All settings as text, for `from_dict(json.loads(text))`."""
         return json.dumps(asdict(self), indent=2)
 
     @classmethod
     def from_dict(cls, content: Mapping) -> "Run":
-        return checked("run", cls, _with_neutral(cls, content))
+        """A run by its record, as `to_json` wrote it, also of settings that are refused today.
 
-    def identity(self, data_digest: str, weights_digest: str, more: Mapping | None = None) -> str:
-        """A hash of what can change the numbers: settings and the contents of data and weights, not their place."""
-        content = _without_neutral(self) | {"pretrained": weights_digest, "data_digest": data_digest, "numbers": NUMBERS}
+        Raises ValueError, which names the field, for what no run ever had.
+        """
+        return checked("run", cls, _with_neutral(cls, content), kept=True)
+
+    def identity(
+        self, data_digest: str, weights_digest: str, more: Mapping[str, Any] | None = None
+    ) -> str:
+        """A hash of what can change the numbers: settings, and the contents of data and weights.
+
+        Where they lie does not enter it.  `more`, where it is not empty, does.
+        """
+        content = _without_neutral(self)
+        content["pretrained"] = weights_digest
+        content["data_digest"] = data_digest
+        content["numbers"] = NUMBERS
         if more:
             content["more"] = dict(more)
-        del content["data"]["root"], content["data"]["split"]
+        del content["data"]["root"]
+        del content["data"]["split"]
         for key in PLACES:
             del content["training"][key]
         return short_hash(content)
@@ -203,122 +367,310 @@ def _without_neutral(value: Any) -> dict[str, Any]:
         setting = getattr(value, one.name)
         if "neutral" in one.metadata and setting == one.metadata["neutral"]:
             continue
-        content[one.name] = _without_neutral(setting) if is_dataclass(setting) else copy.deepcopy(setting)
+        if is_dataclass(setting):
+            content[one.name] = _without_neutral(setting)
+        else:
+            content[one.name] = copy.deepcopy(setting)
     return content
 
 
 def _with_neutral(cls: type, content: Mapping) -> dict[str, Any]:
-    """Settings of a run that was written before some fields were added, with their neutral values."""
+    """Settings from before some fields were added, with the neutral values of these."""
     whole = dict(content)
     for one in fields(cls):
-        if "neutral" in one.metadata:
-            whole.setdefault(one.name, copy.copy(one.metadata["neutral"]))
-        if is_dataclass(one.type) and isinstance(whole.get(one.name), Mapping):
-            whole[one.name] = _with_neutral(one.type, whole[one.name])
+        if "neutral" in one.metadata and one.name not in whole:
+            whole[one.name] = copy.deepcopy(one.metadata["neutral"])
+        below = whole.get(one.name)
+        if isinstance(one.type, type) and is_dataclass(one.type) and isinstance(below, Mapping):
+            whole[one.name] = _with_neutral(one.type, below)
     return whole
 
 
-def short_hash(content) -> str:
+def short_hash(content: Any) -> str:
     """Eight hexadecimal digits that tell JSON contents apart."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
+# ---- Profiles
+
+
 @dataclass(frozen=True, config=CHECKED)
 class Profile:
-    """Where the data is and how much is spent: the part of every `Run` that a table does not choose."""
+    """Where the data is and how much is spent: what of every `Run` a table does not choose."""
 
-    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # results/<name>
+    # Results are written to results/<name>.
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
     data: Data = field(default_factory=Data)
     backbone: str = "mini_vit"
     pretrained: str = "embedded"
     dim: Dimensions = 128
-    seeds: Annotated[tuple[Count, ...], _distinct] = (0,)
-    side_seeds: tuple[Count, ...] = ()  # of the rows beside the headline ones (Table 3, Figs. 7 and 8); () = seeds
-    rank_scale: Annotated[Rate, Field(le=1000)] = 1.0  # x the ranks, which METHODS gives for a width of 384
-    prompt_scale: Annotated[Rate, Field(le=1000)] = 1.0  # x the tokens of a prompt, 8 for 196 patches
+    seeds: Annotated[tuple[Count, ...], AfterValidator(_distinct)] = (0,)
+    # Of the rows beside the headline ones (Table 3, Figs. 7 and 8); () = seeds.
+    side_seeds: tuple[Count, ...] = ()
+    # x the ranks, which METHODS gives for a width of 384.
+    rank_scale: Annotated[Rate, Field(le=1000)] = 1.0
+    # x the tokens of a prompt, 8 for 196 patches.
+    prompt_scale: Annotated[Rate, Field(le=1000)] = 1.0
     training: Training = field(default_factory=Training)
-    full: dict[str, Any] = field(default_factory=dict)  # settings of `training` when the backbone is tuned
-    frozen: dict[str, Any] = field(default_factory=dict)  # settings of `training` when it is frozen
-    jobs: Positive = 1  # runs at once on this machine
-    dask: str | None = None  # address of a Dask scheduler whose workers train
-    train: bool = True  # False: only what is kept is read
+    # Settings of `training` when the backbone is tuned.
+    full: dict[str, Any] = field(default_factory=dict)
+    # Settings of `training` when it is frozen.
+    frozen: dict[str, Any] = field(default_factory=dict)
+    # Runs at once on this machine.
+    jobs: Positive = 1
+    # Address of a Dask scheduler whose workers train.
+    dask: str | None = None
+    # False: only what is kept is read.
+    train: bool = True
 
     @model_validator(mode="after")
-    def _fits(self):
+    def _fits(self) -> Self:
         if self.side_seeds != self.seeds[: len(self.side_seeds)]:
-            raise ValueError("side_seeds must be the first of seeds: rows are compared seed by seed")
-        for recipe in ("full", "frozen"):
-            _changed(self.training, getattr(self, recipe), recipe)
+            raise ValueError(
+                "side_seeds must be the first of seeds: rows are compared seed by seed"
+            )
+        _changed(self.training, self.full, "full")
+        _changed(self.training, self.frozen, "frozen")
+        _require_weights(self.backbone, self.pretrained)
         return self
 
-    def run(self, name: str | Method = "puma", *, training: Mapping | None = None, **changes) -> Run:
-        """A row's `Run`: a method, with `changes` of its fields or those of `Run`, and of the recipe by `training`."""
-        chosen = method(name)
-        ranks = {key: round(self.rank_scale * getattr(chosen, key)) for key in ("adapter_rank", "lora_rank")}
-        own = {"data": self.data, "backbone": self.backbone, "pretrained": self.pretrained, "dim": self.dim}
-        own |= {key: value for key in _names(Run) if (value := changes.pop(key, None)) is not None}
-        length = max(1, round(self.prompt_scale * chosen.prompt_length))
-        chosen = method(chosen, **(ranks | {"prompt_length": length} | changes))
-        recipe = (self.full if chosen.tune_backbone else self.frozen) | dict(training or {})
-        return Run(**own, method=chosen, training=_changed(self.training, recipe, f"profile {self.name!r}, training"))
+    def run(
+        self,
+        name: str | Method = "puma",
+        /,
+        *,
+        training: Mapping[str, Any] | None = None,
+        data: Data | None = None,
+        backbone: str | None = None,
+        pretrained: str | None = None,
+        dim: int | None = None,
+        loss: str | None = None,
+        loss_settings: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        **settings: Any,
+    ) -> Run:
+        """A row's `Run`: a method with some `settings` changed, at the profile's scale.
+
+        `training` changes fields of the recipe, the others replace those of `Run`; None is the
+        profile's word, or the default.  Raises ValueError, which names a bad field.
+        """
+        chosen = self._scaled(method(name), settings)
+        content = {
+            "method": chosen,
+            "training": self._recipe(chosen, training or {}),
+            "data": self.data,
+            "backbone": self.backbone,
+            "pretrained": self.pretrained,
+            "dim": self.dim,
+        }
+        given = {
+            "data": data,
+            "backbone": backbone,
+            "pretrained": pretrained,
+            "dim": dim,
+            "loss": loss,
+            "loss_settings": loss_settings,
+            "seed": seed,
+        }
+        for key, value in given.items():
+            if value is not None:
+                content[key] = value
+        return checked(f"profile {self.name!r}", Run, content)
+
+    def _scaled(self, chosen: Method, settings: Mapping[str, Any]) -> Method:
+        """A method at the scale of the backbone and its images, but for what `settings` say."""
+        scaled = {
+            "adapter_rank": round(self.rank_scale * chosen.adapter_rank),
+            "lora_rank": round(self.rank_scale * chosen.lora_rank),
+            "prompt_length": max(1, round(self.prompt_scale * chosen.prompt_length)),
+        }
+        return method(chosen, **{**scaled, **settings})
+
+    def _recipe(self, chosen: Method, changes: Mapping[str, Any]) -> Training:
+        """The recipe for a method, as it tunes the backbone or not."""
+        recipe = self.full if chosen.tune_backbone else self.frozen
+        where = f"profile {self.name!r}, training"
+        return _changed(self.training, {**recipe, **changes}, where)
 
 
-def profile(name: str, **changes) -> Profile:
-    """Read `notebooks/profiles/<name>.yaml`, or the YAML file `name` (absolute, or relative to the project).
-    `changes` that are not None replace the file's word: any field of `Profile`, `Data` or `Training`; a field of
-    `Training` wins over the recipes `full` and `frozen` too.  A ValueError names a bad field and what is allowed."""
-    file = next((f for f in (paths.PROFILES / f"{name}.yaml", paths.resolve(name)) if f.is_file()), None)
-    if file is None:
-        known = ", ".join(sorted(f.stem for f in paths.PROFILES.glob("*.yaml")))
-        raise ValueError(f"no profile {name!r}; known: {known}; or give the path of a YAML file")
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file.name} is no YAML: {' '.join(str(error).split())}") from None
-    if type(content) is not dict:
-        raise ValueError(f"{file.name}: a profile is a mapping of settings, not {type(content).__name__}")
-    read = checked(file.name, Profile, {"name": file.stem, **content})
-    where, changes = f"profile {read.name!r}", {key: value for key, value in changes.items() if value is not None}
-    if unknown := [key for key in changes if key not in overridable()]:
-        raise ValueError(f"{where}: {_unknown(unknown[0], overridable())}")
-    own = {"side_seeds": ()} if "seeds" in changes else {}  # an explicit wish is for all rows
-    for recipe in ("full", "frozen"):
-        own[recipe] = {key: value for key, value in getattr(read, recipe).items() if key not in changes}
-    changes = ({"split": None} if "root" in changes else {}) | changes  # a split is of the images of its own root
-    for part, before in (("data", read.data), ("training", read.training)):
-        own[part] = _changed(before, {key: changes.pop(key) for key in _names(before) if key in changes}, where)
-    return _changed(read, own | changes, where)
+def profile(name: str, /, **changes: Any) -> Profile:
+    """Read `notebooks/profiles/<name>.yaml`, or the YAML file `name`.
+
+    A file is absolute, or relative to the project.  `changes` that are not None replace the file's
+    word: any field of `Profile`, `Data` or `Training`; a field of `Training` wins over the recipes
+    `full` and `frozen` too.  Raises ValueError, which names a bad field and what is allowed.
+    """
+    read = _read_profile(_profile_file(name))
+    where = f"profile {read.name!r}"
+    asked = {key: value for key, value in changes.items() if value is not None}
+    _require_known(where, asked, overridable())
+
+    # The data.  A split is of the images of its own root.
+    of_data = _part(asked, Data)
+    if "root" in of_data and "split" not in of_data:
+        of_data["split"] = None
+    own: dict[str, Any] = {"data": _changed(read.data, of_data, where)}
+
+    # The training.  What is asked for wins over the two recipes too.
+    of_training = _part(asked, Training)
+    own["training"] = _changed(read.training, of_training, where)
+    own["full"] = _less(read.full, of_training)
+    own["frozen"] = _less(read.frozen, of_training)
+
+    # The profile.  Seeds that are asked for are for all rows.
+    if "seeds" in asked:
+        own["side_seeds"] = ()
+    own.update(_part(asked, Profile))
+    return _changed(read, own, where)
 
 
 def overridable() -> list[str]:
     """The names that `profile` takes as changes."""
-    return [name for cls in (Profile, Data, Training) for name in _names(cls) if name != "name"]
+    names = [*_names(Profile), *_names(Data), *_names(Training)]
+    names.remove("name")
+    return names
 
 
-def _names(cls) -> list[str]:
-    return [field.name for field in fields(cls)]
+def _profile_file(name: str) -> Path:
+    """The file of a profile, by its name among ours or by its path."""
+    known = _our_profiles()
+    if name in known:
+        return known[name]
+    file = paths.resolve(name)
+    if file.is_file():
+        return file
+    if paths.IN_CHECKOUT:
+        ours = f"known: {', '.join(sorted(known))}"
+    else:
+        ours = "those of the study need its checkout: PUMALIB_ROOT=<checkout>"
+    raise ValueError(f"no profile {name!r}; {ours}; or give the path of a YAML file")
+
+
+def _our_profiles() -> dict[str, Path]:
+    """The files of notebooks/profiles by name; none where pumalib runs without its checkout."""
+    if not paths.IN_CHECKOUT:
+        return {}
+    return {file.stem: file for file in paths.PROFILES.glob("*.yaml")}
+
+
+def _read_profile(file: Path) -> Profile:
+    try:
+        content = read_yaml(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file.name} is no YAML: {error}") from None
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise ValueError(f"{file.name}: a profile is a mapping of settings, not {kind}")
+    read = checked(file.name, Profile, {"name": file.stem, **content})
+    ours = _our_profiles().get(read.name)
+    if ours is not None and not ours.samefile(file):
+        raise ValueError(
+            f"{file}: {read.name!r} is the name of {paths.shown(ours)}, with whose results its own "
+            "would be mixed; give it another by `name:`"
+        )
+    return read
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which no mapping has a key twice, of which the first would be dropped unseen."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if (key.tag, key.value) in seen:
+                said = f"the key {_short(key.value)} stands twice"
+                raise ComposerError(None, None, said, key.start_mark)
+            seen.add((key.tag, key.value))
+        return node
+
+
+def read_yaml(text: str) -> Any:
+    """What a text in YAML says; ValueError, in one line: it is none, or has a key twice."""
+    try:
+        # A SafeLoader: it makes numbers, texts, lists and dictionaries alone.
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+# ---- Checks, and what they say
+
+
+def checked(where: str, cls: Any, content: Any, kept: bool = False) -> Any:
+    """`content` as a `cls`, a type.
+
+    Raises ValueError, pydantic's complaint as one line that names field, value and what is allowed.
+    What is only refused today is taken where `kept` says that a finished run had it.
+    """
+    try:
+        return TypeAdapter(cls).validate_python(content, context={"kept": kept})
+    except ValidationError as error:
+        first = error.errors()[0]
+    # Outside of the `except`: pydantic's own words are no part of what is shown.
+    raise ValueError(_complaint(where, cls, first))
+
+
+_PARTS = {"data": Data, "method": Method, "training": Training}
+
+
+def _complaint(where: str, cls: Any, error: Mapping[str, Any]) -> str:
+    place = [str(part) for part in error["loc"]]
+    if error["type"] == "unexpected_keyword_argument":
+        *above, key = place
+        owner = _PARTS[above[-1]] if above else cls
+        return f"{', '.join([where, *above])}: {_unknown(key, _names(owner))}"
+    message = error["msg"].removeprefix("Value error, ")
+    message = message.replace("Input should", "it should").replace("tuple", "list")
+    if not place:
+        return f"{where}: {message}"
+    return f"{where}: {'.'.join(place)} = {_short(error['input'])}: {message}"
+
+
+def _short(value: Any) -> str:
+    """`repr` of a value, cut where it is long: aliases in YAML make gigabytes of a few lines."""
+    short = reprlib.Repr()
+    short.maxlevel = 3
+    short.maxlist = short.maxtuple = short.maxdict = 8
+    short.maxstring = short.maxother = 200
+    text = short.repr(value)
+    if len(text) > 400:
+        return f"{text[:400]} ..."
+    return text
+
+
+def _changed(value: Any, changes: Mapping[str, Any], where: str) -> Any:
+    """A dataclass with some fields changed, checked again."""
+    return checked(where, type(value), {**vars(value), **changes})
+
+
+def _names(cls: Any) -> list[str]:
+    return [one.name for one in fields(cls)]
+
+
+def _part(changes: Mapping[str, Any], cls: type) -> dict[str, Any]:
+    """Those of some changes that are fields of `cls`."""
+    return {name: changes[name] for name in _names(cls) if name in changes}
+
+
+def _less(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Settings without those of some names."""
+    return {name: value for name, value in settings.items() if name not in names}
+
+
+def _require_known(where: str, names: Iterable[str], known: list[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{where}: {_unknown(name, known)}")
 
 
 def _unknown(name: str, known: Iterable[str], kind: str = "setting") -> str:
     near = difflib.get_close_matches(name, known, 1)
     meant = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown {kind} {name!r}; {meant}known: {', '.join(known)}"
-
-
-def _changed(value, changes: Mapping, where: str):
-    return checked(where, type(value), vars(value) | changes)
-
-
-def checked(where: str, cls, content):
-    """`content` as a `cls`, or pydantic's complaint as one line that names field, value and what is allowed."""
-    try:
-        return TypeAdapter(cls).validate_python(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-    place = [str(part) for part in first["loc"]]
-    if first["type"] == "unexpected_keyword_argument":
-        *above, key = place
-        known = _names({"data": Data, "method": Method, "training": Training}[above[-1]] if above else cls)
-        raise ValueError(f"{', '.join([where, *above])}: {_unknown(key, known)}")
-    message = first["msg"].removeprefix("Value error, ").replace("Input should", "it should").replace("tuple", "list")
-    raise ValueError(f"{where}: {'.'.join(place)} = {first['input']!r}: {message}" if place else f"{where}: {message}")
+    return f"unknown {kind} {_short(name)}; {meant}known: {', '.join(known)}"

@@ -1,51 +1,147 @@
-"""Every folder of the project, whatever the current one: `PUMALIB_ROOT` moves all (where pumalib is installed away from
-its checkout), `PUMALIB_RESULTS` and `PUMALIB_CACHE` what is written."""
+"""Every folder of the project, whatever the current one.
 
-import glob
+`PUMALIB_ROOT` moves all of them, `PUMALIB_RESULTS` and `PUMALIB_CACHE` what is written.  Where
+pumalib is installed without a checkout around it, the project is the current folder, and those that
+only the checkout has (`NOTEBOOKS`, `PROFILES`, `PAPER`, `MINI`) raise FileNotFoundError.
+"""
+
+import errno
 import os
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 
-ROOT = Path(os.environ.get("PUMALIB_ROOT", Path(__file__).resolve().parent.parent)).expanduser().resolve()
-NOTEBOOKS = ROOT / "notebooks"
-PROFILES = NOTEBOOKS / "profiles"
-PAPER = ROOT / "data" / "paper"  # the numbers the paper prints
-MINI = ROOT / "data" / "mini"  # the embedded benchmark and its backbones
-CACHE = Path(os.environ.get("PUMALIB_CACHE", ROOT / "data" / "cache")).expanduser().resolve()
-RESULTS = Path(os.environ.get("PUMALIB_RESULTS", ROOT / "results")).expanduser().resolve()
+def _from_environment(variable: str, default: Path) -> Path:
+    """The folder that an environment variable names; one that is not set, or empty, names none."""
+    named = os.environ.get(variable)
+    folder = Path(named) if named else default
+    return folder.expanduser().resolve()
+
+
+def _is_checkout(folder: Path) -> bool:
+    return (folder / "notebooks").is_dir() and (folder / "data" / "mini").is_dir()
+
+
+def _default_root() -> Path:
+    around = Path(__file__).resolve().parent.parent
+    if _is_checkout(around):
+        return around
+    return Path.cwd()
+
+
+def _cache_of_user() -> Path:
+    """Where this platform keeps what programs can make again."""
+    if sys.platform == "darwin":
+        parent = "~/Library/Caches"
+    elif sys.platform == "win32":
+        parent = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    else:
+        parent = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(parent) / "pumalib"
+
+
+def _default_cache() -> Path:
+    if IN_CHECKOUT:
+        return ROOT / "data" / "cache"
+    return _cache_of_user()
+
+
+ROOT = _from_environment("PUMALIB_ROOT", _default_root())
+IN_CHECKOUT = _is_checkout(ROOT)
+RESULTS = _from_environment("PUMALIB_RESULTS", ROOT / "results")
+CACHE = _from_environment("PUMALIB_CACHE", _default_cache())
+
+_OF_CHECKOUT = {
+    "NOTEBOOKS": ROOT / "notebooks",
+    "PROFILES": ROOT / "notebooks" / "profiles",
+    "PAPER": ROOT / "data" / "paper",  # the numbers the paper prints
+    "MINI": ROOT / "data" / "mini",  # the embedded benchmark and its backbones
+}
+
+
+def __getattr__(name: str) -> Path:
+    """A folder that only the checkout has; FileNotFoundError where pumalib runs without one."""
+    if name not in _OF_CHECKOUT:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    folder = _OF_CHECKOUT[name]
+    if not IN_CHECKOUT:
+        raise FileNotFoundError(
+            f"no {folder.relative_to(ROOT).as_posix()} in {ROOT}: the study and its embedded data "
+            "need the checkout of pumalib; name it by PUMALIB_ROOT=<checkout>"
+        )
+    return folder
 
 
 def resolve(path: str | Path) -> Path:
-    """`path` itself if absolute, else relative to the project's root (never to the current folder)."""
+    """`path` if absolute, else relative to the project's root, whatever the current folder."""
     return ROOT / Path(path).expanduser()
-
-
-@contextmanager
-def written_whole(path: Path):
-    """Give a temporary path to write to, renamed to `path` only if nothing was raised; an OSError names the remedy."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        sweep(path.parent, glob.escape(path.name))
-        yield temporary
-        os.replace(temporary, path)
-    except OSError as error:
-        remedy = "free some space, or write elsewhere: PUMALIB_RESULTS=<folder> (PUMALIB_CACHE=<folder> for the cache)"
-        raise OSError(error.errno, f"cannot write {path}: {error.strerror or error}; {remedy}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def sweep(folder: Path, name: str = "*") -> None:
-    """Remove what dead processes left of `written_whole` in a folder."""
-    for left in folder.glob(f".{name}.*.tmp"):
-        process = left.name.split(".")[-2]
-        if process.isdecimal() and not psutil.pid_exists(int(process)):
-            left.unlink(missing_ok=True)
 
 
 def shown(path: Path) -> str:
     """`path` relative to the project, as it reads on any machine; one elsewhere as it is."""
-    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
+    if path.is_relative_to(ROOT):
+        return path.relative_to(ROOT).as_posix()
+    return str(path)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Give a temporary path to write to, renamed to `path` only if nothing was raised.
+
+    Raises OSError, which names the remedy, where it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent not in _swept:
+            sweep(path.parent)
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        what = f"cannot write {path}: {error.strerror or error}; {_remedy(error)}"
+        raise OSError(error.errno, what) from error
+    finally:
+        _remove(temporary)
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno == errno.ENAMETOOLONG:
+        return "shorten its name"
+    elsewhere = "PUMALIB_RESULTS=<folder> (PUMALIB_CACHE=<folder> for the cache)"
+    return f"free some space, or write elsewhere: {elsewhere}"
+
+
+def _remove(file: Path) -> None:
+    """Remove a file, if there is one; a name that is too long for one says so elsewhere."""
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+
+
+_swept: set[Path] = set()  # folders: listing one of thousands of files at every write would be slow
+
+
+def sweep(folder: Path) -> None:
+    """Remove what dead processes left of `written_whole` in a folder."""
+    _swept.add(folder)
+    for left in folder.glob(".*.tmp"):
+        process = left.name.split(".")[-2]
+        if process.isdecimal() and not _is_running(int(process)):
+            left.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    """Whether a process of this number exists; on Windows, where asking would end it, yes."""
+    if sys.platform == "win32":
+        return True
+    try:
+        os.kill(process, 0)
+    except PermissionError:  # it is another user's
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True

@@ -1,10 +1,11 @@
 """Profiles and runs: what they refuse, what they keep, and when two runs are the same."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, field, replace
 
 import pytest
 import yaml
+from pydantic.dataclasses import dataclass
 
 from pumalib import config, paths
 
@@ -21,15 +22,26 @@ def test_paper_profile_is_the_papers_setting():
     profile = config.profile("paper")
     puma, full = profile.run("puma"), profile.run("full")
     method = puma.method
-    assert (method.prompts, method.prompt_length, method.adapter_rank, method.adapter_keep) == (20, 8, 128, 0.5)
+    assert (method.prompts, method.prompt_length, method.adapter_rank, method.adapter_keep) == (
+        20,
+        8,
+        128,
+        0.5,
+    )
     assert (puma.training.lr, full.training.lr, puma.training.weight_decay) == (1e-4, 3e-5, 1e-4)
-    assert (puma.training.batch_size, puma.training.epochs, puma.training.images_per_class) == (720, 100, 4)
+    assert (puma.training.batch_size, puma.training.epochs, puma.training.images_per_class) == (
+        720,
+        100,
+        4,
+    )
     assert puma.training.loss_lr_factor == 1e4 and puma.dim == 128
 
 
 def test_quickstart_trains_the_first_seed_of_mini():
     quick, mini = config.profile("quickstart"), config.profile("mini")
-    assert quick.seeds == mini.seeds[:1] and all(quick.run(m) == mini.run(m) for m in ("linear", "full", "puma"))
+    assert quick.seeds == mini.seeds[:1] and all(
+        quick.run(m) == mini.run(m) for m in ("linear", "full", "puma")
+    )
 
 
 def test_rank_scale_changes_ranks_and_nothing_else():
@@ -45,14 +57,32 @@ BAD = [
     ({"frozen": {"learning_rate": 3}}, "frozen: unknown setting 'learning_rate'"),
     ({"full": None}, "full = None"),
     ({"data": [1]}, r"bad.yaml: data = \[1\]: it should be a dictionary"),
-    ({"training": {"epochs": 0}}, "bad.yaml: training.epochs = 0: it should be greater than or equal to 1"),
-    ({"training": {"schedule": "linear"}}, "schedule = 'linear': it should be 'constant', 'step' or 'cosine'"),
+    (
+        {"training": {"epochs": 0}},
+        "bad.yaml: training.epochs = 0: it should be greater than or equal to 1",
+    ),
+    (
+        {"training": {"schedule": "linear"}},
+        "schedule = 'linear': it should be 'constant', 'step' or 'cosine'",
+    ),
     ({"name": "../../evil"}, "name = '../../evil'"),
+    ({"backbone": "mini_vit", "pretrained": "hub"}, "pretrained = 'hub' has no weights"),
     ([1], "a profile is a mapping"),
 ]
-WRONG = {"epochs": [2.5, True], "seeds": [3, "012", [0, 0], []], "datasets": ["birds", ["birds", "birds"]]}
-WRONG |= {"crop_scale": [[1, 0.5], [0, 1]], "lr": [float("nan"), "fast", 0], "dim": [0, 10**9], "clip_value": [-1]}
-WRONG |= {"flip": ["perhaps"], "micro_batch": [-4], "device": ["gpu"], "precision": ["float16"], "image_size": [0]}
+WRONG = {
+    "epochs": [2.5, True],
+    "seeds": [3, "012", [0, 0], []],
+    "datasets": ["birds", ["birds", "birds"]],
+    "crop_scale": [[1, 0.5], [0, 1]],
+    "lr": [float("nan"), "fast", 0],
+    "dim": [0, 10**9],
+    "clip_value": [-1],
+    "flip": ["perhaps"],
+    "micro_batch": [-4],
+    "device": ["gpu"],
+    "precision": ["float16"],
+    "image_size": [0],
+}
 
 
 @pytest.mark.parametrize("content, message", BAD, ids=str)
@@ -63,18 +93,24 @@ def test_a_bad_profile_is_refused_with_file_and_field(tmp_path, content, message
         config.profile(str(file))
 
 
-@pytest.mark.parametrize("name, value", [(name, value) for name, values in WRONG.items() for value in values], ids=str)
+@pytest.mark.parametrize(
+    "name, value", [(name, value) for name, values in WRONG.items() for value in values], ids=str
+)
 def test_a_wrong_value_is_refused_by_name_whatever_the_way_in(name, value):
     with pytest.raises(ValueError, match=f"profile 'mini': {name}"):
         config.profile("mini", **{name: value})
-    part = next(p for p in (config.Data, config.Training, config.Profile) if name in p.__dataclass_fields__)
+    part = next(
+        p for p in (config.Data, config.Training, config.Profile) if name in p.__dataclass_fields__
+    )
     with pytest.raises(ValueError, match=name):
         part(**{"name": "x"} if part is config.Profile else {}, **{name: value})
 
 
 def test_numbers_are_read_as_people_mean_them(tmp_path):
     file = tmp_path / "fine.yaml"
-    file.write_text("training: {lr: 1e-4, epochs: 2.0}\ndata: {flip: 'false'}")  # YAML 1.1 reads 1e-4 as text
+    file.write_text(
+        "training: {lr: 1e-4, epochs: 2.0}\ndata: {flip: 'false'}"
+    )  # YAML 1.1 reads 1e-4 as text
     profile = config.profile(str(file))
     assert (profile.training.lr, profile.training.epochs, profile.data.flip) == (1e-4, 2, False)
     assert isinstance(profile.training.epochs, int)
@@ -83,11 +119,15 @@ def test_numbers_are_read_as_people_mean_them(tmp_path):
 def test_unknown_names_list_the_known():
     with pytest.raises(ValueError, match=r"no profile 'huge'; known: .*mini"):
         config.profile("huge")
-    with pytest.raises(ValueError, match=r"unknown method 'pumma'; did you mean 'puma'\? known: full, .*puma"):
+    with pytest.raises(
+        ValueError, match=r"unknown method 'pumma'; did you mean 'puma'\? known: full, .*puma"
+    ):
         config.method("pumma")
     with pytest.raises(ValueError, match=r"unknown setting 'keep'; .*known: .*adapter_keep"):
         config.method("puma", keep=0.3)
-    with pytest.raises(ValueError, match="adapter_keep = 1.5: it should be less than or equal to 1"):
+    with pytest.raises(
+        ValueError, match=r"adapter_keep = 1\.5: it should be less than or equal to 1"
+    ):
         config.method("puma", adapter_keep=1.5)
 
 
@@ -97,15 +137,186 @@ def test_an_override_wins_over_the_recipes():
         run = profile.run(method)
         assert (run.training.epochs, run.training.lr, run.data.datasets) == (2, 0.5, ("birds",))
     assert profile.seeds == (7,) and profile.side_seeds == ()
-    assert config.profile("photos").data.split and not config.profile("photos", root="/images").data.split
+    assert (
+        config.profile("photos").data.split
+        and not config.profile("photos", root="/images").data.split
+    )
 
 
 def test_identity_changes_with_numbers_and_not_with_places():
     run = config.Run()
     training = replace(run.training, micro_batch=4, workers=3, device="cuda")
-    same = replace(run, pretrained="/elsewhere", data=replace(run.data, root="/elsewhere"), training=training)
+    data = replace(run.data, root="/elsewhere")
+    same = replace(run, pretrained="/elsewhere", data=data, training=training)
     assert run.identity("data", "weights") == same.identity("data", "weights")
-    changes = [{"seed": 1}, {"dim": 64}, {"method": config.METHODS["vpt"]}, {"loss_settings": {"margin": 0.2}}]
-    changes += [{}, {"training": replace(run.training, lr=1)}]
-    identities = {replace(run, **change).identity("data", "weights") for change in changes}
-    assert len(identities | {run.identity("other", "weights"), run.identity("data", "other")}) == len(changes) + 2
+    changes = [
+        {},
+        {"seed": 1},
+        {"dim": 64},
+        {"method": config.METHODS["vpt"]},
+        {"loss_settings": {"margin": 0.2}},
+        {"training": replace(run.training, lr=1)},
+    ]
+    identities = [replace(run, **change).identity("data", "weights") for change in changes]
+    identities.append(run.identity("other", "weights"))
+    identities.append(run.identity("data", "other"))
+    identities.append(run.identity("data", "weights", {"margin": 0.2}))
+    assert len(set(identities)) == len(changes) + 3
+    assert run.identity("data", "weights", more={}) == run.identity("data", "weights")
+
+
+# ---- A setting that is added later
+
+
+@dataclass(frozen=True, config=config.CHECKED)
+class NewerMethod(config.Method):
+    """With one field more, whose default has become another since."""
+
+    temperature: float = config.added(1.0, default=2.0)
+    places: list[int] = config.added([])
+
+
+@dataclass(frozen=True, config=config.CHECKED)
+class NewerRun(config.Run):
+    method: NewerMethod = field(default_factory=NewerMethod)
+
+
+def newer(**settings):
+    """The default run, its method with the newer fields."""
+    method = asdict(config.Run().method)
+    return NewerRun(method=NewerMethod(**{**method, **settings}))
+
+
+def test_a_neutral_new_setting_renames_nothing_and_another_value_does():
+    before = config.Run().identity("data", "weights")
+    assert newer(temperature=1.0).identity("data", "weights") == before
+    names = {
+        newer(temperature=1.0, places=[1]).identity("data", "weights"),
+        newer(temperature=2.0).identity("data", "weights"),
+        newer(temperature=3.0).identity("data", "weights"),
+    }
+    assert len(names) == 3 and before not in names
+    assert newer() == newer(temperature=2.0), "who asks for nothing gets the default"
+
+
+def test_a_record_without_the_setting_is_read_with_what_it_had_then():
+    record = json.loads(config.Run().to_json())
+    read = NewerRun.from_dict(record)
+    assert read.method.temperature == 1.0 and read.method.places == []
+    assert read.identity("data", "weights") == config.Run().identity("data", "weights")
+    again = NewerRun.from_dict(json.loads(newer(temperature=2.0).to_json()))
+    assert again.method.temperature == 2.0
+    read.method.places.append(1)
+    assert NewerRun.from_dict(record).method.places == [], "each has a list of its own"
+    assert NewerMethod().places == []
+
+
+def test_parts_of_their_own_enter_a_name_where_there_are_some():
+    run = config.Run()
+    record = json.loads(run.to_json())
+    del record["method"]["part"], record["method"]["part_settings"]
+    assert config.Run.from_dict(record) == run
+    other = replace(run, method=config.method("puma", part="some", part_settings={"rank": 4}))
+    assert other.identity("data", "weights") != run.identity("data", "weights")
+
+
+# ---- What cannot be trained, or would be ignored
+
+UNTRAINABLE = {
+    "a pool of deep prompts": ("method", {"prompts": 3, "prompt_deep": True}, "prompt_deep"),
+    "classes above batches": ("training", {"batch_size": 3}, "images_per_class = 4 is more than"),
+    "the hub for mini_vit": (None, {"pretrained": "hub"}, "pretrained = 'hub' has no weights"),
+}
+
+
+@pytest.mark.parametrize("part, settings, message", UNTRAINABLE.values(), ids=UNTRAINABLE)
+def test_what_cannot_be_trained_is_refused_and_read_where_it_was_kept(part, settings, message):
+    if part is None:
+        changed = settings
+        owner = config.Run()
+    else:
+        owner = getattr(config.Run(), part)
+        changed = {part: {**asdict(owner), **settings}}
+    with pytest.raises(ValueError, match=message):
+        replace(owner, **settings)
+    record = {**json.loads(config.Run().to_json()), **changed}
+    assert json.loads(config.Run.from_dict(record).to_json()) == record
+
+
+def test_refusals_name_the_profile_and_the_remedy():
+    profile = config.profile("mini")
+    with pytest.raises(
+        ValueError, match=r"method 'vpt-deep': prompt_deep is for one .* set prompts"
+    ):
+        profile.run("vpt-deep", prompts=2)
+    with pytest.raises(
+        ValueError, match=r"profile 'mini': images_per_class = 31 .* raise batch_size"
+    ):
+        config.profile("mini", images_per_class=31)
+    with pytest.raises(ValueError, match=r"profile 'mini': pretrained = 'hub' .* set pretrained ="):
+        config.profile("mini", pretrained="hub")
+    with pytest.raises(ValueError, match=r"profile 'mini': seed = 99999999999: it should be less"):
+        profile.run("puma", seed=99999999999)
+    for given in ({"name": "x"}, {"name": "x", "prompts": 2}):
+        with pytest.raises(ValueError, match="method 'puma': unknown setting 'name'"):
+            profile.run("puma", **given)
+    with pytest.raises(ValueError, match="profile 'mini': unknown setting 'name'"):
+        config.profile("mini", name="x")
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    {
+        "full: {epochs: 1}\nseeds: [1]\nfull: {lr: 1}": "the key 'full' stands twice .*line 3",
+        "training: {epochs: 1, lr: 1, epochs: 2}": "the key 'epochs' stands twice",
+        "full: " + 4000 * "[": "nested too deep",
+        "full: {a: " + 4000 * "[" + 4000 * "]" + "}": "nested too deep",
+        "when: 2001-99-99": "is no YAML: month must be in",
+        "a: [": "is no YAML",
+    }.items(),
+    ids=["twice", "twice within", "deep", "deep and closed", "no date", "unclosed"],
+)
+def test_a_file_that_yaml_reads_wrong_or_not_is_refused(tmp_path, text, message):
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=rf"bad\.yaml.*{message}"):
+        config.profile(str(file))
+
+
+def test_a_key_may_stand_in_two_mappings_and_be_merged(tmp_path):
+    file = tmp_path / "fine.yaml"
+    file.write_text("full: &one {lr: 1, epochs: 2}\nfrozen: {<<: *one, lr: 3}")
+    profile = config.profile(str(file))
+    assert profile.full == {"lr": 1, "epochs": 2} and profile.frozen == {"lr": 3, "epochs": 2}
+
+
+@pytest.mark.parametrize("place", ["seeds", "dim", "full", "lr", "no_field"])
+def test_a_message_is_short_whatever_the_value(tmp_path, place):
+    lines = ["a: &a [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
+    for name, below in zip("bcdefghi", "abcdefgh"):
+        lines.append(f"{name}: &{name} [{', '.join(9 * [f'*{below}'])}]")
+    value = yaml.safe_load("\n".join(lines))["i"]  # ten billion characters, written out
+    for bad in (value, {"x": value}, 10**6 * "x"):
+        with pytest.raises(ValueError, match=place) as error:
+            config.profile("mini", **{place: bad})
+        assert len(str(error.value)) < 1500
+    file = tmp_path / "bomb.yaml"
+    file.write_text("\n".join([*lines, f"{place}: *i"]))
+    with pytest.raises(ValueError) as error:
+        config.profile(str(file))
+    assert len(str(error.value)) < 1500
+
+
+def test_no_file_elsewhere_takes_the_name_of_one_of_ours(tmp_path):
+    ours = paths.PROFILES / "mini.yaml"
+    file = tmp_path / "mini.yaml"
+    file.write_text(ours.read_text())
+    with pytest.raises(ValueError, match=r"'mini' is the name of notebooks/profiles/mini\.yaml"):
+        config.profile(str(file))
+    other = tmp_path / "other.yaml"
+    other.write_text("name: mini")
+    with pytest.raises(ValueError, match=r"'mini' is the name of notebooks/profiles/mini\.yaml"):
+        config.profile(str(other))
+    file.write_text(f"name: mine\n{ours.read_text()}")
+    assert config.profile(str(file)).name == "mine"
+    assert config.profile(str(ours)) == config.profile("mini")

@@ -109,6 +109,7 @@ def build(run: Run, folder: Path) -> Parts:
         image_size=run.data.image_size,
         normalise=loss.normalised_input,
     )
+    _require_one_width(model, run)
 
     environment: dict[str, Any] = {}
     if parallel.first():
@@ -126,6 +127,16 @@ def build(run: Run, folder: Path) -> Parts:
     if device.type == "cpu" and precision == "bfloat16":
         _use_plain_attention(model)
     return Parts(run, benchmark, labels, model, loss, device, precision, environment)
+
+
+def _require_one_width(model: models.EmbeddingModel, run: Run) -> None:
+    """Raise ValueError where what trains is not as wide as its loss: without a head."""
+    trains = any(parameter.requires_grad for parameter in model.parameters())
+    if trains and model.dim != run.dim:
+        raise ValueError(
+            f"head = 'none' leaves the backbone's {model.dim} features, and dim = {run.dim}: "
+            f"set dim = {model.dim}, or choose a head"
+        )
 
 
 def _require_readable_test_images(benchmark: Benchmark) -> None:

@@ -1,0 +1,151 @@
+"""The public functions: what can be had, and train, load, evaluate.
+
+`import pumalib` gives them by name: `pumalib.train`, not `pumalib.api.train`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from filelock import FileLock
+
+from . import config, data, embedder, evaluation, losses, paths, training
+from .training import run_folder
+
+ALONE = "all"  # the one dataset of labels that are given without datasets
+
+
+def list_methods() -> list[str]:
+    """Names of the methods: how a backbone can be adapted.
+
+    >>> import pumalib
+    >>> "puma" in pumalib.list_methods()
+    True
+    """
+    return list(config.METHODS)
+
+
+def list_losses() -> list[str]:
+    """Names of the losses, as `losses.make` and `loss=` take them.
+
+    >>> import pumalib
+    >>> "curricularface" in pumalib.list_losses()
+    True
+    """
+    return list(losses.list_losses())
+
+
+def list_benchmarks() -> list[str]:
+    """Names of the benchmarks, as `config.Data(benchmark=...)` takes them.
+
+    >>> import pumalib
+    >>> "folders" in pumalib.list_benchmarks()
+    True
+    """
+    return list(data.list_benchmarks())
+
+
+def train(
+    run: config.Run | config.Profile | str,
+    method: str | config.Method | None = None,
+    folder: str | Path | None = None,
+    **changes: Any,
+) -> Path:
+    """Train and evaluate a run, or go on where it stopped, and return its folder.
+
+    `run` is a `config.Run`; or a profile, its name, file or `config.Profile`, of which `method` is
+    trained, with `changes` as of `Profile.run`: `seed=1`, `loss="ms"`, `adapter_rank=64`.  `folder`
+    is by default in `paths.RESULTS`, named by what the run is.  A finished run is only read.
+
+    Raises ValueError for what cannot be trained, `training.NonFiniteLoss` where a loss or weight is
+    no longer finite, OSError where data or weights are missing or the folder cannot be written.
+
+    >>> import pumalib
+    >>> folder = pumalib.train("smoke", "linear", seed=1)
+    >>> sorted(file.name for file in folder.glob("m*"))
+    ['metrics.json', 'model.safetensors']
+    """
+    if isinstance(run, config.Run):
+        chosen = _whole(run, method, changes)
+        home = paths.RESULTS
+    else:
+        profile = run if isinstance(run, config.Profile) else config.profile(run)
+        chosen = profile.run(_named(method), **changes)
+        home = paths.RESULTS / profile.name
+
+    if folder is None:
+        folder = home / "runs" / training.run_name(chosen)
+    place = paths.resolve(folder)
+    run_folder.make(place)
+    # Another process that wants the same run waits, and finds it finished.
+    with FileLock(place / run_folder.LOCK):
+        return training.train(chosen, place)
+
+
+def _whole(run: config.Run, method: str | config.Method | None, changes: dict) -> config.Run:
+    if method is not None or changes:
+        raise ValueError("a Run is whole: change it by dataclasses.replace, and train it alone")
+    return run
+
+
+def _named(method: str | config.Method | None) -> str | config.Method:
+    if method is None:
+        known = ", ".join(config.METHODS)
+        raise ValueError(f"of a profile one method is trained: name it; known: {known}")
+    return method
+
+
+def load(
+    folder: str | Path,
+    pretrained: str | Path | None = None,
+    device: str | torch.device = "cpu",
+) -> embedder.Embedder:
+    """The trained model of a run's folder, ready to embed images.
+
+    `pretrained` says where the backbone's weights are here, None: where they were in training.
+    Raises FileNotFoundError without a model or weights, ValueError where one is damaged.
+
+    >>> import numpy, pumalib
+    >>> model = pumalib.load(pumalib.train("smoke", "linear", seed=1))
+    >>> images = numpy.zeros((2, 48, 48, 3), "uint8")
+    >>> model.embed(images).shape
+    (2, 32)
+    """
+    return embedder.load(folder, pretrained, device)
+
+
+def evaluate(
+    vectors: np.ndarray | torch.Tensor,
+    labels: Sequence | np.ndarray,
+    datasets: Sequence[str] | np.ndarray | None = None,
+) -> pd.DataFrame:
+    """Retrieval accuracy of embeddings (n, dim): R@k, RP and MAP@R by cosine, with 95 % intervals.
+
+    Every image is a query against all others.  `labels` (n,) are classes.  Without `datasets` (n,)
+    the table has the row "all"; with them a row per dataset, in which it is searched alone, then
+    "unified" (all in one) and "harmonic" (the mean of the datasets' own).  Accuracies are fractions
+    (Sec. 5.1).  Raises ValueError where shapes differ, or no image has another one of its class.
+
+    >>> import numpy, pumalib
+    >>> vectors = numpy.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.2]])
+    >>> table = pumalib.evaluate(vectors, ["cat", "cat", "dog", "dog"])
+    >>> float(table.at["all", "R@1"])
+    0.75
+    >>> table = pumalib.evaluate(vectors, [0, 0, 1, 1], ["pets", "pets", "farm", "farm"])
+    >>> list(table.index)
+    ['pets', 'farm', 'unified', 'harmonic']
+    """
+    if len(labels) != len(vectors):
+        raise ValueError(f"{len(labels)} labels for {len(vectors)} vectors; one each is needed")
+    if datasets is not None and len(datasets) != len(vectors):
+        raise ValueError(f"{len(datasets)} datasets for {len(vectors)} vectors; one each is needed")
+    images = pd.DataFrame({"label": np.asarray(labels)})
+    images["dataset"] = ALONE if datasets is None else np.asarray(datasets)
+    images["split"] = "test"
+    table = evaluation.scores(vectors, images, evaluation.KS).table()
+    if datasets is None:
+        return table.loc[[ALONE]]
+    return table

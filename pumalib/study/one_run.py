@@ -1,0 +1,100 @@
+"""One run by itself, as `python -m pumalib train` has it: a new one, or a kept one again."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import evaluation, paths, training
+from ..config import Run
+from ..training import parallel, run_folder
+from . import runs, store
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of a training, in words, and whether it is what had been kept before."""
+
+    said: str
+    agrees: bool = True
+
+
+def is_kept(name: str, profile: str) -> bool:
+    """Whether `name` is that of a kept run."""
+    return name in store.read(profile)
+
+
+def train_new(run: Run, profile: str) -> Outcome | None:
+    """Train a run where notebooks look for it, or go on where it stopped.
+
+    None in all processes but the first, which tells.  Raises what `training.train` raises.
+    """
+    return _train(training.run_name(run), run, profile)
+
+
+def train_again(name: str, profile: str) -> Outcome | None:
+    """Train the model of a kept run again, and compare its numbers with those that are kept.
+
+    Other numbers are kept beside them.  None and errors as of `train_new`.
+    """
+    return _train(name, runs.run_of(name, profile), profile)
+
+
+def _train(name: str, run: Run, profile: str) -> Outcome | None:
+    was_kept = is_kept(name, profile)
+    folder = store.folder(name, profile)
+    with _held_by_the_first(folder):
+        parallel.join(training.choose_device(run.training.device))
+        training.train(run, folder)
+        parallel.leave()  # if nothing was left to train
+    if not parallel.first():
+        return None
+
+    now = run_folder.read_record(folder)
+    lines = [paths.shown(folder), f"R@1: {_accuracies(now)}"]
+    if not was_kept:
+        return Outcome("\n".join(lines))
+    repeat = store.compare_repeat(folder, profile)
+    lines.append(f"kept: {_accuracies(repeat.kept)}")
+    lines.append(_verdict(repeat))
+    return Outcome("\n".join(lines), repeat.agree)
+
+
+@contextmanager
+def _held_by_the_first(folder: Path) -> Iterator[None]:
+    """Lock a run's folder before the other processes are let in; they do not ask for it."""
+    if not parallel.first():
+        yield
+        return
+    with store.held(folder):
+        yield
+
+
+def _accuracies(record: Mapping[str, Any]) -> str:
+    """R@1 of every dataset, unified and harmonic."""
+    return ", ".join(f"{row['dataset']} {row['R@1']:.3f}" for row in record["table"])
+
+
+def _verdict(repeat: store.Repeat) -> str:
+    if repeat.agree:
+        return "They agree: all numbers, and the hit of every query, are those that were kept."
+    kept = _hits(repeat.kept)
+    again = _hits(repeat.again)
+    device = repeat.kept["environment"]["device"]
+    here = repeat.again["environment"]["device"]
+    if kept.keys() != again.keys():
+        what = "other datasets were tested"
+    else:
+        other = sum(int((kept[name] != again[name]).sum()) for name in kept if name != "unified")
+        total = sum(len(hits) for name, hits in kept.items() if name != "unified")
+        what = f"R@1 is another for {other:,} of {total:,} queries"
+    return (
+        f"They differ: {what} (kept: trained on {device}; now: on {here}).  The new numbers are "
+        "kept beside, in repeated.jsonl."
+    )
+
+
+def _hits(record: Mapping[str, Any]) -> dict[str, Any]:
+    counts = {row["dataset"]: row["queries"] for row in record["table"]}
+    return {name: evaluation.unpack(text, counts[name]) for name, text in record["hits"].items()}

@@ -1,0 +1,279 @@
+"""The command line: quick to help, exact about what it refuses, and honest about what came out."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
+
+from pumalib import paths
+from pumalib.__main__ import main
+from pumalib.study import notebooks, store
+
+PACKAGE = Path(paths.__file__).parent
+HEAVY = ["faiss", "matplotlib", "numpy", "pandas", "pydantic", "scipy", "timm", "torch"]
+
+
+def environment(**variables):
+    return {**os.environ, "PYTHONPATH": str(PACKAGE.parent), **variables}
+
+
+HELPS = f"""
+import sys
+from pumalib.__main__ import cli, main
+commands = [[], *([name] for name in cli.commands)]
+commands += [["runs", name] for name in cli.commands["runs"].commands]
+for command in commands:
+    assert main([*command, "--help"]) == 0, command
+print(sorted(set({HEAVY!r}) & sys.modules.keys()), len(commands))
+"""
+
+
+def test_help_imports_nothing_that_takes_time():
+    said = subprocess.run(
+        [sys.executable, "-c", HELPS], env=environment(), capture_output=True, text=True, check=True
+    )
+    loaded = said.stdout.splitlines()[-1]
+    assert loaded == "[] 9", loaded
+    assert not said.stderr
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def small(results):
+    """A profile of a second, by its file."""
+    file = results / "small.yaml"
+    content = {
+        "data": {"datasets": ["photos", "aircraft"], "image_size": 48},
+        "pretrained": "random",
+        "dim": 8,
+        "training": {"epochs": 1, "batch_size": 300, "lr": 1e-3, "device": "cpu"},
+    }
+    file.write_text(yaml.safe_dump(content))
+    return str(file)
+
+
+def call(capsys, *arguments):
+    status = main([str(argument) for argument in arguments])
+    return status, *capsys.readouterr()
+
+
+# ---- Refusals
+
+REFUSED = {
+    "a method's name": (["-s", "name=x"], "method 'puma': unknown setting 'name'"),
+    "a profile's name": (["-p", "name=x"], "profile 'smoke': unknown setting 'name'"),
+    "a seed too large": (
+        ["--seed", "99999999999"],
+        "profile 'smoke': seed = 99999999999: it should",
+    ),
+    "deep prompts of a pool": (["-s", "prompt_deep=true"], "prompt_deep is for one prompt"),
+    "an unknown setting": (["-s", "keep=1"], "unknown setting 'keep'"),
+    "classes above batches": (["-p", "batch_size=3"], "images_per_class = 4 is more than"),
+    "the hub": (["-p", "pretrained=hub"], "pretrained = 'hub' has no weights of 'mini_vit'"),
+    "seeds": (["-p", "seeds=[3]"], "-p seeds is for several runs; this is one, see --seed"),
+    "jobs": (["-p", "jobs=3"], "-p jobs is for several runs"),
+    "no value": (["-p", "epochs"], "'epochs': write name=value, the value in YAML"),
+    "no YAML": (["-p", "epochs=[1"], "'epochs=[1': write name=value, the value in YAML"),
+    "a key twice": (["-p", "full={lr: 1, lr: 2}"], "the key 'lr' stands twice"),
+    "a value twice": (["-p", "epochs=1", "-p", "epochs=2"], "epochs is given twice"),
+    "deep YAML": (["-p", "full=" + 4000 * "["], "nested too deep"),
+    "no UTF-8": (["-p", "root=/fot\udcf3s"], "is not UTF-8: set PYTHONUTF8=1"),
+}
+
+
+@pytest.mark.parametrize("arguments, message", REFUSED.values(), ids=REFUSED)
+def test_what_would_fail_or_be_ignored_is_refused_in_words(arguments, message, results, capsys):
+    status, out, err = call(capsys, "train", "puma", *arguments)
+    assert status == 2 and message in err and not out
+    assert "pydantic" not in err and len(err) < 6000
+    assert not (results / "smoke").exists()
+
+
+def test_a_message_about_an_alias_bomb_is_short(results, capsys):
+    text = "[&a [lol, lol, lol, lol, lol, lol, lol, lol, lol]"
+    for name, below in zip("bcdefghi", "abcdefgh"):
+        text += f", &{name} [{', '.join(9 * [f'*{below}'])}]"
+    status, _, err = call(capsys, "train", "puma", "-p", f"datasets={text}]")
+    assert status == 2 and "datasets" in err and len(err) < 2000
+
+
+def test_without_a_head_what_trains_needs_the_width_of_the_backbone(small, results, capsys):
+    headless = ["train", "adapter", "--profile", small, "-s", "head=none", "-s", "adapter_rank=2"]
+    status, _, err = call(capsys, *headless)
+    said = "head = 'none' leaves the backbone's 128 features, and dim = 8: set dim = 128, or"
+    assert status == 2 and said in err
+    assert not list(results.glob("small/runs/*/run.json"))
+    assert call(capsys, *headless, "-p", "dim=128")[0] == 0
+    assert call(capsys, "train", "pretrained", "--profile", small)[0] == 0, "it trains nothing"
+
+
+# ---- Training, and training again
+
+
+def kept(profile, method):
+    (record,) = [r for r in store.read(profile).values() if r["name"].startswith(f"{method}-")]
+    return record
+
+
+def test_a_kept_run_that_is_trained_again_says_that_it_agrees(small, results, capsys):
+    status, first, _ = call(capsys, "train", "linear", "--profile", small, "-p", "epochs=2")
+    name = kept("small", "linear")["name"]
+    assert status == 0 and first.splitlines()[0].endswith(name)
+    assert "R@1: photos 0." in first and "kept:" not in first
+
+    model = results / "small" / "runs" / name / "model.safetensors"
+    before = load_file(model)
+    model.unlink()  # as in a fresh clone: only the numbers are kept
+    status, again, _ = call(capsys, "train", name, "--profile", small)
+    assert status == 0
+    after = load_file(model)
+    assert before.keys() == after.keys()
+    assert all(tensor.equal(after[key]) for key, tensor in before.items())
+    lines = again.splitlines()
+    assert lines[:2] == first.splitlines()
+    assert lines[2] == lines[1].replace("R@1:", "kept:") and lines[3].startswith("They agree: ")
+    assert not (results / "small" / "repeated.jsonl").exists()
+
+
+def test_other_numbers_are_told_and_kept_beside(small, results, capsys):
+    assert call(capsys, "train", "linear", "--profile", small)[0] == 0
+    record = kept("small", "linear")
+    name = record["name"]
+    other = json.loads(json.dumps(record))
+    hits = bytearray(base64.b64decode(other["hits"]["photos"]))
+    hits[0] ^= 0b111  # of three queries
+    other["hits"]["photos"] = base64.b64encode(hits).decode()
+    other["table"][0]["R@1"] = 0.987654
+    store.drop(name, "small")
+    store.add(other, "small")  # as if another machine had kept it
+
+    for _ in range(2):
+        status, said, _ = call(capsys, "train", name, "--profile", small)
+        assert status == 1
+        _, now, before, verdict = said.splitlines()
+        assert now.startswith(f"R@1: photos {record['table'][0]['R@1']:.3f}, ")
+        assert before.startswith("kept: photos 0.988, ")
+        assert verdict.startswith("They differ: R@1 is another for 3 of ") and "on cpu" in verdict
+    assert store.record(name, "small")["table"] == other["table"], "what was kept stays"
+    (line,) = (results / "small" / "repeated.jsonl").read_text().splitlines()
+    assert json.loads(line)["table"] == record["table"]
+
+
+def test_a_kept_run_is_trained_as_it_is(small, capsys):
+    assert call(capsys, "train", "pretrained", "--profile", small)[0] == 0
+    name = kept("small", "pretrained")["name"]
+    for ignored in (["--loss", "ms"], ["--seed", "0"], ["-s", "prompts=1"], ["-p", "epochs=3"]):
+        status, _, err = call(capsys, "train", name, "--profile", small, *ignored)
+        assert status == 2 and "is a kept run, trained again as it is: leave out -p, -s" in err
+
+
+# ---- Interrupted
+
+
+def started(small, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "pumalib", "train", "linear", "--profile", small, *arguments],
+        env=environment(PUMALIB_RESULTS=str(Path(small).parent)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_training_that_is_ended_says_that_it_goes_on(number, small, results):
+    process = started(small, "-p", "epochs=1000", "-p", "checkpoint_seconds=1e-3")
+    deadline = time.monotonic() + 200
+    while not list(results.glob("small/runs/*/checkpoint.pt")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err
+    assert err.endswith("checkpoints are kept: the same command goes on\n")
+
+
+@pytest.mark.parametrize("module", ["torch", "pandas", "pumalib.study"])
+def test_ctrl_c_during_imports_ends_quietly(module, small, tmp_path):
+    hook = tmp_path / "sitecustomize.py"  # at the moment when a module is looked for
+    hook.write_text(
+        "import sys, signal\n"
+        "class Hook:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Hook())\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-m", "pumalib", "train", "linear", "--profile", small],
+        env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{PACKAGE.parent}"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 130 and "Traceback" not in said.stderr
+    assert said.stderr.endswith("the same command goes on\n")
+
+
+def test_sigterm_is_again_what_it_was_when_a_command_has_ended(capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    assert call(capsys, "runs", "list", "--profile", "none")[:2] == (0, "no runs\n")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# ---- Plans and data
+
+
+def test_a_failed_plan_is_no_success(monkeypatch, capsys):
+    monkeypatch.setattr(notebooks, "find", lambda names: names)
+    monkeypatch.setattr(notebooks, "parameters", lambda *arguments: {})
+    for complete, status in {True: 0, False: 1}.items():
+        planned = ("03 cannot be planned: KeyError", complete)
+        monkeypatch.setattr(notebooks, "plan", lambda wanted, planned=planned: planned)
+        assert call(capsys, "run", "--plan")[:2] == (status, f"{planned[0]}\n")
+
+
+@pytest.fixture
+def images(tmp_path):
+    rng = np.random.default_rng(0)
+    for dataset in ("cups", "pens"):
+        for number in range(8):
+            file = tmp_path / "images" / dataset / f"class {number // 2}" / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(file)
+    return tmp_path / "images"
+
+
+def test_data_without_names_means_all_datasets(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(paths, "CACHE", tmp_path / "cache")
+    asked = ["--benchmark", "folders", "--root", images]
+    assert call(capsys, "data", "verify", *asked)[:2] == (0, "every image can be decoded\n")
+    assert call(capsys, "data", "prepare", *asked)[0] == 0
+    assert len(list((tmp_path / "cache").rglob("*.jpg"))) == 16
+    broken = images / "pens" / "class 3" / "7.png"
+    broken.write_bytes(b"no image")
+    os.utime(broken, (1e9, 1e9))  # not as old as its copy
+    status, out, _ = call(capsys, "data", "verify", *asked)
+    assert status == 1 and "7.png" in out
+    assert call(capsys, "data", "verify", "cups", *asked)[0] == 0
+    assert call(capsys, "data", "prepare", *asked)[0] == 2
+    status, _, err = call(capsys, "data", "verify", "--root", tmp_path)
+    assert status == 2 and "not found under" in err and "concatenate" not in err
+    status, _, err = call(capsys, "data", "verify", "--benchmark", "no", "--root", images)
+    assert status == 2 and "unknown benchmark 'no'; known: " in err

@@ -1,0 +1,189 @@
+"""The wheel: its library half works without the checkout, and writes nothing beside its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+from pumalib import paths
+
+SOURCES = ["pumalib", "pyproject.toml", "README.md", "LICENSE"]
+
+
+def run(command, **options):
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def pip(*arguments):
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-deps"]
+    return run([sys.executable, "-m", "pip", arguments[0], *quiet, *arguments[1:]])
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The installed wheel, made of a copy: setuptools would take what it has built before."""
+    home = tmp_path_factory.mktemp("wheel")
+    source = home / "source"
+    source.mkdir()
+    for name in SOURCES:
+        place = paths.ROOT / name
+        if place.is_dir():
+            shutil.copytree(place, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(place, source)
+    pip("wheel", source, "--no-build-isolation", "--wheel-dir", home)
+    (wheel,) = home.glob("*.whl")
+    pip("install", "--no-index", "--target", home / "installed", wheel)
+    return home / "installed"
+
+
+# -S: no .pth file is read, so that neither an editable installation nor a path of ours wins.
+START = """
+import sys
+sys.path[:0] = [{installed!r}]
+sys.path.append({others!r})
+sys.dont_write_bytecode = True
+import pumalib
+assert pumalib.__file__.startswith({installed!r}), pumalib.__file__
+assert pumalib.__version__ == "0.1.0"
+"""
+
+
+@pytest.fixture
+def elsewhere(installed, tmp_path):
+    """Run a program by the wheel in the folder `tmp_path / "project"`, with a home of its own."""
+    project = tmp_path / "project"
+    project.mkdir()
+    variables = {key: value for key, value in os.environ.items() if "PUMALIB" not in key}
+    variables.pop("XDG_CACHE_HOME", None)
+    variables["HOME"] = str(tmp_path / "home")
+    others = sysconfig.get_path("purelib")
+
+    def call(program):
+        start = START.format(installed=str(installed), others=others)
+        # -I: neither the current folder nor PYTHONPATH counts.
+        command = [sys.executable, "-I", "-S", "-c", start + program]
+        return run(command, cwd=project, env=variables)
+
+    call.project = project
+    call.home = tmp_path / "home"
+    return call
+
+
+# As where only the dependencies of the library are installed, and no extra.
+BARE = """
+from importlib.machinery import PathFinder
+
+EXTRAS = {
+    "IPython", "dask", "distributed", "ipykernel", "jinja2", "matplotlib", "nbclient", "nbformat",
+    "papermill", "pooch", "psutil", "seaborn", "sentence_transformers", "sklearn",
+}
+find = PathFinder.find_spec
+
+def found(name, path=None, target=None):
+    if name.split(".")[0] in EXTRAS:
+        return None
+    return find(name, path, target)
+
+PathFinder.find_spec = found
+"""
+
+
+def files(folder):
+    return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+
+
+TRAIN = """
+import numpy as np
+from pathlib import Path
+from PIL import Image
+
+rng = np.random.default_rng(0)
+for number in range(16):
+    file = Path("images", "things", f"class {number // 4}", f"{number}.png")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(file)
+
+profile = pumalib.config.Profile(
+    "own",
+    data=pumalib.config.Data(benchmark="folders", root="images", image_size=32),
+    backbone="test_vit",
+    pretrained="random",
+    dim=8,
+    training=pumalib.config.Training(epochs=1, batch_size=8, device="cpu"),
+)
+folder = pumalib.train(profile, "puma", adapter_rank=4, prompts=3)
+vectors = pumalib.load(folder).embed(Path("images/things/class 0/0.png"))
+assert vectors.shape == (1, 8) and vectors.dtype == np.float32
+table = pumalib.evaluate(np.eye(4)[[0, 0, 1, 1]], [0, 0, 1, 1])
+assert table.at["all", "R@1"] == 1
+print(folder.relative_to(Path.cwd()).as_posix())
+"""
+
+
+def test_the_library_works_without_the_checkout_and_writes_only_its_own(installed, elsewhere):
+    before = files(installed)
+    folder = elsewhere(BARE + TRAIN).splitlines()[-1]
+    assert folder.startswith("results/own/runs/puma-curricularface-")
+    made = files(elsewhere.project)
+    assert {name.split("/")[0] for name in made} == {"images", "results"}
+    assert f"{folder}/model.safetensors" in made and f"{folder}/metrics.json" in made
+    cached = files(elsewhere.home)
+    assert cached and all(name.startswith(".cache/pumalib/") for name in cached), cached
+    assert files(installed) == before
+
+
+IMPORT = """
+import importlib, pkgutil
+
+for room in ["data", "models", "losses", "evaluation", "training"]:
+    package = importlib.import_module(f"pumalib.{room}")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"pumalib.{room}.{module.name}")
+import pumalib.config, pumalib.embedder
+assert {"folders", "paper"} <= set(pumalib.list_benchmarks())
+assert "puma" in pumalib.list_methods() and "ms" in pumalib.list_losses()
+loss = pumalib.losses.make("contrastive", 3, 4)
+"""
+
+STUDY = """
+try:
+    import pumalib.study
+except FileNotFoundError as error:
+    print(error)
+"""
+
+MINI = """
+try:
+    pumalib.data.load(pumalib.config.Data(benchmark="mini"))
+except FileNotFoundError as error:
+    print(error)
+try:
+    pumalib.train("mini", "linear")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_every_module_of_the_library_is_imported_and_reads_nothing_of_the_checkout(elsewhere):
+    elsewhere(BARE + IMPORT)
+    assert not list(elsewhere.project.iterdir())
+
+
+def test_what_needs_the_checkout_says_so(elsewhere):
+    assert "need the checkout of pumalib; name it by PUMALIB_ROOT=" in elsewhere(STUDY)
+    images, profile = elsewhere(MINI).splitlines()
+    assert "need the checkout of pumalib; name it by PUMALIB_ROOT=" in images
+    assert "no profile 'mini'; those of the study need its checkout: PUMALIB_ROOT=" in profile
+
+
+def test_help_of_the_wheel(elsewhere):
+    said = elsewhere("from pumalib.__main__ import main\nmain(['--help'])")
+    assert "Usage: python -m pumalib [OPTIONS] COMMAND" in said
