@@ -7,4 +7,6 @@ os.environ.setdefault("PUMALIB_RESULTS", tempfile.mkdtemp(prefix="pumalib-test-r
 
 
 def pytest_addoption(parser):
-    parser.addoption("--faults", type=int, default=200, help="faults that tests/test_faults.py draws")
+    parser.addoption(
+        "--faults", type=int, default=200, help="faults that tests/test_faults.py draws"
+    )

@@ -11,12 +11,12 @@ import pandas as pd
 import torch
 from PIL import Image
 from torch import Tensor
-from tqdm import tqdm
 
 from .config import Data, Run
 from .data import Benchmark, batches
 from .data.images import View, decode, normalise, pixels
 from .models import EmbeddingModel, backbones, load_model
+from .progress import bar
 
 # Images that pass the network at a time where a benchmark is embedded.
 _ROWS = 256
@@ -138,7 +138,7 @@ class Embedder:
             raise ValueError(f"{what}; it must be a whole number of at least 1")
         if _is_one(images):
             images = [images]
-        shown = tqdm(images, "embedding", unit="image", delay=1, disable=not progress)
+        shown = bar(images, desc="embedding", unit="image", delay=1, disable=not progress)
         inputs = self._prepared(shown) if prepared else self._pixels(shown)
 
         device = next(self.model.parameters()).device

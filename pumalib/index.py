@@ -15,12 +15,12 @@ import faiss
 import numpy as np
 import pandas as pd
 from PIL import Image
-from tqdm import tqdm
 
 from . import paths
 from .data import batches, folders
 from .embedder import Embedder
 from .models import backbones
+from .progress import bar
 
 INDEX_FILE = "index.faiss"
 TABLE_FILE = "files.csv"
@@ -189,7 +189,7 @@ class FolderIndex:
 
         def pictures() -> Iterator[Image.Image]:
             # One at a time: a folder need not fit into memory.
-            for file in tqdm(files, "embedding", unit="image", delay=1):
+            for file in bar(files, desc="embedding", unit="image", delay=1):
                 try:
                     picture = batches.decode(self.folder / file, upright=True)
                 except batches.ImageError as error:

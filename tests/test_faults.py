@@ -32,15 +32,24 @@ PROFILE = config.Profile(
     pretrained="random",
     dim=8,
     rank_scale=0.05,
-    training=config.Training(epochs=2, batch_size=300, lr=1e-3, device="cpu", checkpoint_seconds=1e-3),
+    training=config.Training(
+        epochs=2, batch_size=300, lr=1e-3, device="cpu", checkpoint_seconds=1e-3
+    ),
 )
 RUN = PROFILE.run("linear")
 
 NUMBERS = st.one_of(st.integers(-5, 10**10), st.floats(), st.booleans(), st.none())
 TEXTS = st.one_of(st.text(max_size=4), st.sampled_from(["1e-4", "cls", "cuda:9", "../up", "false"]))
 VALUES = st.one_of(NUMBERS, TEXTS, st.lists(st.one_of(NUMBERS, TEXTS), max_size=3), st.just({}))
-PARTS = {config.Data: "data", config.Method: "method", config.Training: "training", config.Run: None}
-FIELDS = [(cls, field.name) for cls in (*PARTS, config.Profile) for field in dataclasses.fields(cls)]
+PARTS = {
+    config.Data: "data",
+    config.Method: "method",
+    config.Training: "training",
+    config.Run: None,
+}
+FIELDS = [
+    (cls, field.name) for cls in (*PARTS, config.Profile) for field in dataclasses.fields(cls)
+]
 
 
 def test_any_setting_is_taken_and_read_back_or_refused_by_its_name(request, tmp_path):
@@ -104,7 +113,11 @@ def lines(home: Path, name: str):
 
 
 def embedded(home: Path, name: str):
-    return embedder.load(home / "faults" / "runs" / name).embed(np.zeros((1, SIDE, SIDE, 3), np.uint8)).tolist()
+    return (
+        embedder.load(home / "faults" / "runs" / name)
+        .embed(np.zeros((1, SIDE, SIDE, 3), np.uint8))
+        .tolist()
+    )
 
 
 def pictures(home: Path, name: str):
@@ -172,7 +185,11 @@ def test_a_damaged_file_is_noticed(fault, whole, expected, tmp_path):
     if harm == "flip":
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     swapped = (copy / "faults" / "runs" / name / "run.json").read_bytes()
-    file.write_bytes({"cut": content[: rng.randrange(len(content))], "swap": swapped, "empty": b""}.get(harm, content))
+    file.write_bytes(
+        {"cut": content[: rng.randrange(len(content))], "swap": swapped, "empty": b""}.get(
+            harm, content
+        )
+    )
     try:
         found = read(copy, name)
     except OURS as error:
@@ -181,7 +198,9 @@ def test_a_damaged_file_is_noticed(fault, whole, expected, tmp_path):
     if what == "kept runs":  # a damaged line costs its own run
         assert all(record == expected[what][name] for name, record in found.items()), harm
     else:
-        assert found == expected[what] or (another and type(found) is str), f"{what}, {harm}: silently another value"
+        assert found == expected[what] or (another and type(found) is str), (
+            f"{what}, {harm}: silently another value"
+        )
 
 
 def work(kind: str, home: Path) -> None:

@@ -36,43 +36,72 @@ def test_template(file):
     notebook = nbformat.read(file, as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert notebook.metadata["kernelspec"]["name"] == "python3"
-    assert not any(cell.outputs or cell.execution_count for cell in cells), "store notebooks without outputs"
+    assert not any(cell.outputs or cell.execution_count for cell in cells), (
+        "store notebooks without outputs"
+    )
     parameters = [cell for cell in cells if "parameters" in tags(cell)]
-    assert len(parameters) == 1 and parameters[0] is cells[0], "one cell tagged parameters, before all other code"
-    values = {s.targets[0].id: ast.literal_eval(s.value) for s in ast.parse(parameters[0].source).body}
-    assert values.get("notebook", notebooks.title(file)) == notebooks.title(file), "name it after itself"
+    assert len(parameters) == 1 and parameters[0] is cells[0], (
+        "one cell tagged parameters, before all other code"
+    )
+    values = {
+        s.targets[0].id: ast.literal_eval(s.value) for s in ast.parse(parameters[0].source).body
+    }
+    assert values.get("notebook", notebooks.title(file)) == notebooks.title(file), (
+        "name it after itself"
+    )
     assert values.get("profile", "smoke") == "smoke" and values.get("overrides", {}) == {}
     rows = [number for number, cell in enumerate(cells) if "rows" in tags(cell)]
     asks = [number for number, cell in enumerate(cells) if "run_all(" in cell.source]
-    assert not asks or (len(rows) == 1 and rows[0] < asks[0]), "one cell tagged rows, before run_all"
+    assert not asks or (len(rows) == 1 and rows[0] < asks[0]), (
+        "one cell tagged rows, before run_all"
+    )
     assert any("assert " in cell.source for cell in cells), "a green run must not be an empty one"
 
 
-@pytest.mark.parametrize("file", [file for home in KEPT for file in sorted(home.glob("*.csv"))], ids=paths.shown)
+@pytest.mark.parametrize(
+    "file", [file for home in KEPT for file in sorted(home.glob("*.csv"))], ids=paths.shown
+)
 def test_every_number_of_a_committed_table_is_the_mean_of_its_kept_runs(file, monkeypatch):
     monkeypatch.setattr(paths, "RESULTS", paths.ROOT / "results")
     table = pd.read_csv(file)
     for runs, lines in table.groupby("runs") if {"runs", "metric", "low"} <= set(table) else []:
-        again = study.collect({"row": runs.split()}, file.parent.name).tidy.set_index(["dataset", "metric"])
+        again = study.collect({"row": runs.split()}, file.parent.name).tidy.set_index(
+            ["dataset", "metric"]
+        )
         again = again.loc[list(zip(lines["dataset"], lines["metric"]))]
-        assert np.allclose(lines[["value", "low", "high"]], again[["value", "low", "high"]], atol=2e-5), runs
+        assert np.allclose(
+            lines[["value", "low", "high"]], again[["value", "low", "high"]], atol=2e-5
+        ), runs
 
 
-@pytest.mark.parametrize("file", [file for home in KEPT for file in sorted(home.glob("*.ipynb"))], ids=paths.shown)
+@pytest.mark.parametrize(
+    "file", [file for home in KEPT for file in sorted(home.glob("*.ipynb"))], ids=paths.shown
+)
 def test_committed_notebooks_are_of_no_machine(file):
     notebook = nbformat.read(file, as_version=4)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert not [output for output in outputs if output.output_type == "error"] and file.stat().st_size < 2**20
-    assert not re.search(r"/(home|root|work|tmp|Users)/|tcp://", json.dumps(notebook)), "a path of a machine"
+    assert (
+        not [output for output in outputs if output.output_type == "error"]
+        and file.stat().st_size < 2**20
+    )
+    assert not re.search(r"/(home|root|work|tmp|Users)/|tcp://", json.dumps(notebook)), (
+        "a path of a machine"
+    )
 
 
 def write(stem, *cells, parameters=PARAMETERS, rows=None):
     """A notebook of the test; `rows` is the source of its cell `rows`."""
     kernel = {"display_name": "", "language": "python", "name": "python3"}
     notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
-    sources = [(parameters, "parameters"), *([(P + rows, "rows")] if rows else []), *((cell, None) for cell in cells)]
+    sources = [
+        (parameters, "parameters"),
+        *([(P + rows, "rows")] if rows else []),
+        *((cell, None) for cell in cells),
+    ]
     for source, tag in sources:
-        notebook.cells.append(nbformat.v4.new_code_cell(source, metadata={"tags": [tag]} if tag else {}))
+        notebook.cells.append(
+            nbformat.v4.new_code_cell(source, metadata={"tags": [tag]} if tag else {})
+        )
     nbformat.write(notebook, paths.NOTEBOOKS / f"{stem}.ipynb")
     return paths.NOTEBOOKS / f"{stem}.ipynb"
 
@@ -92,7 +121,10 @@ def test_refused_before_anything_starts(results, capsys):
     write("04_backbones")
     write("90_tool", parameters='profile = "smoke"  # name\n')
     for arguments, said in (
-        (["03_componets"], "unknown notebook '03_componets'; known: 03_components, 04_backbones, 90_tool"),
+        (
+            ["03_componets"],
+            "unknown notebook '03_componets'; known: 03_components, 04_backbones, 90_tool",
+        ),
         (["0"], "unknown notebook '0'"),
         (["-p", "sedes=[0]"], "unknown parameter of 03_components 'sedes'; known: .*seeds"),
         (["04", "-p", "epochs=many"], "epochs = 'many'"),
@@ -111,7 +143,11 @@ def test_refused_before_anything_starts(results, capsys):
 def test_names_and_parameters_find_their_notebooks(results):
     first, second, tool = (write(stem) for stem in ("03_components", "04_backbones", "90_tool"))
     assert notebooks.find([]) == [first, second]
-    assert notebooks.find(["04", "03_components", "notebooks/04_backbones.ipynb", "90"]) == [second, first, tool]
+    assert notebooks.find(["04", "03_components", "notebooks/04_backbones.ipynb", "90"]) == [
+        second,
+        first,
+        tool,
+    ]
     write("04_backbones", parameters=PARAMETERS + "seeds = None  # list\n")
     assert notebooks.parameters([first, second], "mini", {"seeds": [4], "lr": 1e-4}) == {
         first: {"profile": "mini", "overrides": {"seeds": [4], "lr": 1e-4}},
@@ -132,7 +168,10 @@ def test_a_copy_writes_under_its_own_name(results):
 
 
 def test_plan_run_and_kept(results, capsys):
-    rows, cells = "rows = {m: p.run(m, dim=8) for m in ('linear', '%s')}", ["study.run_all(rows, p).save('first');"]
+    rows, cells = (
+        "rows = {m: p.run(m, dim=8) for m in ('linear', '%s')}",
+        ["study.run_all(rows, p).save('first');"],
+    )
     write("01_first", *cells, "print('here')\nassert p.seeds == (0, 1)", rows=rows % "pretrained")
     write("02_second", "study.run_all(rows, p)", rows=rows % "mlp3")
     write("03_broken", "1 + 1", rows="rows = missing_name")
@@ -140,7 +179,11 @@ def test_plan_run_and_kept(results, capsys):
     assert main(["run", "--plan", "--seeds", "2"]) == 1, "one cannot be planned"
     out = capsys.readouterr().out
     table = {line.split()[0]: line.split()[1:3] for line in out.splitlines()}
-    assert table["01_first"] == ["4", "4"] and table["02_second"] == ["4", "2"] and table["04_without"] == ["0", "0"]
+    assert (
+        table["01_first"] == ["4", "4"]
+        and table["02_second"] == ["4", "2"]
+        and table["04_without"] == ["0", "0"]
+    )
     assert "03_broken cannot be planned: NameError: name 'missing_name'" in out
     assert not results.exists() and not (paths.NOTEBOOKS / "ran").exists()
 
@@ -148,32 +191,46 @@ def test_plan_run_and_kept(results, capsys):
     said = capsys.readouterr()
     lines = {line.split()[0]: line.split() for line in said.out.splitlines() if line}
     assert lines["01_first"][1:3] == ["done", "4"] and lines["01_first"][-1] == "first.csv"
-    assert "NameError: name 'missing_name' is not defined (cell In [" in said.out and lines["03_broken"][1] == "FAILED"
+    assert (
+        "NameError: name 'missing_name' is not defined (cell In [" in said.out
+        and lines["03_broken"][1] == "FAILED"
+    )
     assert "runs: 100%" in said.err and len(study.list_runs("smoke")) == 4
     executed = nbformat.read(results / "01_first.ipynb", 4)
     nbformat.validate(executed)
-    assert executed.cells[1].source.strip().endswith('overrides = {"seeds": [0, 1]}')  # and no address
+    assert (
+        executed.cells[1].source.strip().endswith('overrides = {"seeds": [0, 1]}')
+    )  # and no address
     assert [(o.name, o.text) for o in executed.cells[-1].outputs] == [("stdout", "here\n")]
     assert not executed.cells[-2].outputs and "papermill" not in json.dumps(executed)
     assert "missing_name" in (results / "03_broken.failed.ipynb").read_text()
 
     assert main(["run", "01", "02", "--seeds", "2", "--kept"]) == 0
     out = capsys.readouterr().out
-    assert re.search("01_first +done +0", out) and re.search("02_second: left out: .*2 of 4 runs and 0 ", out)
-    assert sorted(f.name for f in results.glob("*.ipynb")) == ["01_first.ipynb", "03_broken.failed.ipynb"]
+    assert re.search("01_first +done +0", out) and re.search(
+        "02_second: left out: .*2 of 4 runs and 0 ", out
+    )
+    assert sorted(f.name for f in results.glob("*.ipynb")) == [
+        "01_first.ipynb",
+        "03_broken.failed.ipynb",
+    ]
 
 
 def test_stopped_in_the_middle_nothing_looks_finished(results, capsys):
     results.mkdir()
     (results / ".01_slow.ipynb.999999999.tmp").write_text("left by a killed process")
-    write("01_slow", "import os, signal, time\nos.kill(os.getppid(), signal.SIGINT)\ntime.sleep(300)")
+    write(
+        "01_slow", "import os, signal, time\nos.kill(os.getppid(), signal.SIGINT)\ntime.sleep(300)"
+    )
     assert main(["run"]) == 130 and "the same command goes on" in capsys.readouterr().err
     assert not list(results.glob("*.ipynb")) and not list(results.glob(".*ipynb*"))
 
 
 def test_redrawn_lines_are_not_kept():
     text = f"\rrun · 1\rrun · 2\n{paths.ROOT}{os.sep}file.py:3: UserWarning\n\r10%|#\x1b[A\r     \r"
-    cell = nbformat.v4.new_code_cell("x", outputs=[nbformat.v4.new_output("stream", name="stderr", text=text)])
+    cell = nbformat.v4.new_code_cell(
+        "x", outputs=[nbformat.v4.new_output("stream", name="stderr", text=text)]
+    )
     (output,) = notebooks.clean(nbformat.v4.new_notebook(cells=[cell])).cells[0].outputs
     assert output.text.strip() == "file.py:3: UserWarning"
 
@@ -184,8 +241,13 @@ def test_executed_notebooks_make_a_site(results, tmp_path):
     assert main(["run"]) == 0
     python = Path(sys.executable).parent
     place = [f"RESULTS={results.parent}", "PROFILE=smoke", f"SITE={tmp_path}/site", f"BIN={python}"]
-    subprocess.run(["make", "-o", f"{python.parent}/installed", "site", *place], cwd=paths.ROOT, check=True)
-    pages = [(tmp_path / "site" / "_build" / "html" / f"{stem}.html").read_text() for stem in ("index", "02_two")]
+    subprocess.run(
+        ["make", "-o", f"{python.parent}/installed", "site", *place], cwd=paths.ROOT, check=True
+    )
+    pages = [
+        (tmp_path / "site" / "_build" / "html" / f"{stem}.html").read_text()
+        for stem in ("index", "02_two")
+    ]
     assert "01_one.html" in pages[0] and "found in 02_two" in pages[1]
 
 
@@ -195,8 +257,17 @@ def test_the_rows_of_make_gpu_in_two_tiny_steps(results, tmp_path, monkeypatch):
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.effect_noise((40, 30), 50).save(file)
     monkeypatch.setattr(paths, "NOTEBOOKS", paths.ROOT / "notebooks")
-    tiny = {"root": tmp_path / "images", "pretrained": "random", "image_size": 32, "seeds": [0], "workers": 0}
+    tiny = {
+        "root": tmp_path / "images",
+        "pretrained": "random",
+        "image_size": 32,
+        "seeds": [0],
+        "workers": 0,
+    }
     tiny |= {"epochs": 1, "batch_size": 4, "methods": ["linear", "puma"]}
     arguments = [part for name, value in tiny.items() for part in ("-p", f"{name}={value}")]
     assert main(["run", "06", "--profile", "photos-gpu", *arguments]) == 0
-    assert set(pd.read_csv(results.parent / "photos-gpu" / "adaptation_methods.csv")["row"]) > {"Linear Emb.", "PUMA"}
+    assert set(pd.read_csv(results.parent / "photos-gpu" / "adaptation_methods.csv")["row"]) > {
+        "Linear Emb.",
+        "PUMA",
+    }

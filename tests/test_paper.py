@@ -18,7 +18,9 @@ PRINTED = {number: printed.table(number) for number in ROWS}
 
 
 def test_tables_are_complete_and_what_is_damaged_or_absent_is_empty():
-    assert {number: len(table) for number, table in PRINTED.items() if table.index.is_unique} == ROWS
+    assert {
+        number: len(table) for number, table in PRINTED.items() if table.index.is_unique
+    } == ROWS
     empty = {number: int(PRINTED[number].isna().sum().sum()) for number in range(2, 13)}
     # 9: no row of specific PA (9 + 9) and no changes for the other two (18); 10: what the CNN rows do not print;
     # 11: the last column, cut off in our copy.
@@ -32,12 +34,16 @@ def test_tables_are_complete_and_what_is_damaged_or_absent_is_empty():
 def test_every_row_stands_in_the_paper(number):
     """The numbers of each row, in their order and as printed, are a piece of the paper's text."""
     text = re.sub(r"[^-+.\d]+", " ", PAPER_TEXT.read_text(encoding="utf-8"))
-    table = pd.read_csv(paths.PAPER / f"table{number}.csv", index_col="row", dtype=str, keep_default_na=False)
+    table = pd.read_csv(
+        paths.PAPER / f"table{number}.csv", index_col="row", dtype=str, keep_default_na=False
+    )
     first = next(place for place, name in enumerate(table) if name.split("_")[0] == "cub")
     for row, cells in table.iterrows():
         names = [name for name in table.columns[first:] if not name.endswith("_change")]
         absent = "-" if number == 10 else ""
-        values = [f"{cells[name] or absent} {cells.get(f'{name}_change', '')}".strip() for name in names]
+        values = [
+            f"{cells[name] or absent} {cells.get(f'{name}_change', '')}".strip() for name in names
+        ]
         line = " ".join(value for value in values if value)
         assert line in text, f"table {number}, {row}"
         if "params_train_m" in table:
@@ -48,9 +54,21 @@ def test_every_row_stands_in_the_paper(number):
 def test_printed_harmonic_means_follow_from_the_printed_columns():
     """... except in some rows, where they do not, however the columns are rounded."""
     found = {number: printed.inconsistent(number) for number in ROWS}
-    assert {n: len(rows) for n, rows in found.items() if len(rows)} == {2: 8, 3: 1, 7: 1, 9: 1, 10: 2, 12: 1}
-    assert found[2].loc["universal PA", ["printed", "recomputed"]].tolist() == pytest.approx([71, 78], abs=0.05)
-    assert found[7].loc["PUMA + Stochastic LoRA", ["printed", "recomputed"]].round(1).tolist() == [83.9, 83.2]
+    assert {n: len(rows) for n, rows in found.items() if len(rows)} == {
+        2: 8,
+        3: 1,
+        7: 1,
+        9: 1,
+        10: 2,
+        12: 1,
+    }
+    assert found[2].loc["universal PA", ["printed", "recomputed"]].tolist() == pytest.approx(
+        [71, 78], abs=0.05
+    )
+    assert found[7].loc["PUMA + Stochastic LoRA", ["printed", "recomputed"]].round(1).tolist() == [
+        83.9,
+        83.2,
+    ]
 
 
 def test_claims_by_the_papers_own_numbers():
@@ -61,14 +79,19 @@ def test_claims_by_the_papers_own_numbers():
     drawn = ["few-shot-linear", "few-shot-full", "half"]
     assert [name for name, said in found.items() if said.above is None] == drawn
     failing = {name: said for name, said in found.items() if said.above == 1}
-    assert {name: said.why.partition(";")[0] for name, said in failing.items()} == {
-        "beats-specific-each": "PUMA over specific PA, sop: -0.4",  # and on Flowers (99.3 against 99.4)
-        "only-efficient": "specific Hyp over AdaptFormer, harmonic: -0.2",  # below 7 of 18, 2 too few
-        "stochastic-adapter": "stochastic over static, inshop: -0.5",
-        "memory-falls-short": "ArcFace over MS + XBM, harmonic: -4.9",
-        "four-universal": "PUMA over universal PA, unified: +2.1",  # 85.7 - 83.6, not 3.1
-    }
-    assert found["beats-universal"].why == "PUMA over universal PA, unified: +3.4; it decides among 18"
+    assert (
+        {name: said.why.partition(";")[0] for name, said in failing.items()}
+        == {
+            "beats-specific-each": "PUMA over specific PA, sop: -0.4",  # and on Flowers (99.3 against 99.4)
+            "only-efficient": "specific Hyp over AdaptFormer, harmonic: -0.2",  # below 7 of 18, 2 too few
+            "stochastic-adapter": "stochastic over static, inshop: -0.5",
+            "memory-falls-short": "ArcFace over MS + XBM, harmonic: -4.9",
+            "four-universal": "PUMA over universal PA, unified: +2.1",  # 85.7 - 83.6, not 3.1
+        }
+    )
+    assert (
+        found["beats-universal"].why == "PUMA over universal PA, unified: +3.4; it decides among 18"
+    )
 
 
 DRAWN = {"cub": 60, "cars": 40, "sop": 80}  # classes of five queries each; sop is large
@@ -89,15 +112,34 @@ def study_of(tmp_path, monkeypatch):
         for file, rows in tables.items():
             lines = []
             for row, rate in rows.items():
-                names = [f"{row.replace(' ', '_').replace('/', '-')}-{seed}" for seed in range(seeds)]
+                names = [
+                    f"{row.replace(' ', '_').replace('/', '-')}-{seed}" for seed in range(seeds)
+                ]
                 for seed, name in enumerate(names):
-                    hits = {key: (rng.random((n, 5)) < rate + ease[key]).ravel() for key, n in DRAWN.items()}
+                    hits = {
+                        key: (rng.random((n, 5)) < rate + ease[key]).ravel()
+                        for key, n in DRAWN.items()
+                    }
                     hits["unified"] = np.concatenate(list(hits.values()))
-                    table = [{"dataset": key, "queries": len(hit), "R@1": hit.mean()} for key, hit in hits.items()]
-                    first = {key: evaluation.pack(np.arange(len(hit)) % 5 == 0) for key, hit in hits.items()}
+                    table = [
+                        {"dataset": key, "queries": len(hit), "R@1": hit.mean()}
+                        for key, hit in hits.items()
+                    ]
+                    first = {
+                        key: evaluation.pack(np.arange(len(hit)) % 5 == 0)
+                        for key, hit in hits.items()
+                    }
                     packed = {key: evaluation.pack(hit) for key, hit in hits.items()}
-                    record = {"name": name, "run": {"seed": seed}, "environment": {"device": "cpu"}, "seconds": 1.0}
-                    record |= {"parameters": {"trainable": 1, "total": 2}, "images_per_second": None}
+                    record = {
+                        "name": name,
+                        "run": {"seed": seed},
+                        "environment": {"device": "cpu"},
+                        "seconds": 1.0,
+                    }
+                    record |= {
+                        "parameters": {"trainable": 1, "total": 2},
+                        "images_per_second": None,
+                    }
                     store.add({**record, "table": table, "hits": packed, "classes": first}, "test")
                 lines.append({"row": row, "runs": " ".join(names)})
             pd.DataFrame(lines).to_csv(tmp_path / "test" / f"{file}.csv", index=False)
@@ -114,23 +156,42 @@ def test_a_claim_follows_from_kept_runs(study_of):
     rows = FULL | nine | {"PUMA": 0.65, "LoRA": 0.5, "VPT": 0.6}
     found = study_of(main_results=rows, components={"static": 0.4, "stochastic": 0.6})
     assert (found["here"][["beats-universal", "stochastic-adapter"]] == "supported").all()
-    assert (found["here"][["beats-efficient", "few-parameters", "every-scale"]] == "not testable").all()
+    assert (
+        found["here"][["beats-efficient", "few-parameters", "every-scale"]] == "not testable"
+    ).all()
     assert "no row 'Linear Emb.'" in found.at["beats-efficient", "why"]
     said = r"PUMA over universal \w+, \w+: \+\d+\.\d \[\+.*, .*\]; it decides among 18"
     assert re.fullmatch(said, found.at["beats-universal", "why"])
     few = study_of(main_results=FULL | {"PUMA": 0.65}).loc["beats-universal"]
-    assert few["here"] == "undecided" and few["why"].endswith("; 1 of 9 pairs of rows could be compared")
-    assert study_of(main_results=FULL | {"PUMA": 0.4}).at["beats-universal", "here"] == "contradicted"
-    assert study_of(main_results=FULL | nine | {"PUMA": 0.5}).at["beats-universal", "here"] == "undecided"
-    most = study_of(main_results=FULL | {"universal PA": 0.1, "PUMA": 0.4, "LoRA": 0.6})  # PA collapsed
-    assert most.at["beats-universal", "here"] == "contradicted" and "; 1 of 9" in most.at["beats-universal", "why"]
+    assert few["here"] == "undecided" and few["why"].endswith(
+        "; 1 of 9 pairs of rows could be compared"
+    )
+    assert (
+        study_of(main_results=FULL | {"PUMA": 0.4}).at["beats-universal", "here"] == "contradicted"
+    )
+    assert (
+        study_of(main_results=FULL | nine | {"PUMA": 0.5}).at["beats-universal", "here"]
+        == "undecided"
+    )
+    most = study_of(
+        main_results=FULL | {"universal PA": 0.1, "PUMA": 0.4, "LoRA": 0.6}
+    )  # PA collapsed
+    assert (
+        most.at["beats-universal", "here"] == "contradicted"
+        and "; 1 of 9" in most.at["beats-universal", "why"]
+    )
     assert most.at["only-efficient", "here"] == "not testable", "no specific model"
 
 
 def test_a_claim_is_withheld_where_its_runs_cannot_answer(study_of):
     cases = (1, 0.3, 0.6, "one seed"), (5, 0.3, 0.1, "PUMA collapsed"), (5, 0.5, 0.6, "a gain")
     for seeds, frozen, puma, why in cases:
-        assert why in study_of(seeds, main_results=FULL | {"frozen": frozen, "PUMA": puma}).at["beats-universal", "why"]
+        assert (
+            why
+            in study_of(seeds, main_results=FULL | {"frozen": frozen, "PUMA": puma}).at[
+                "beats-universal", "why"
+            ]
+        )
     scales = dict.fromkeys(printed.table(4).index, 0.5) | {"frozen ViT-S": 0.6}
     assert "a gain" in study_of(backbones=scales).at["small-model", "why"]
 

@@ -14,7 +14,9 @@ from pumalib.training import parallel, run_folder
 
 PUMA = config.method("puma", prompts=4, adapter_rank=8)
 LORA = config.method("puma+lora-stochastic", prompts=4, adapter_rank=8, lora_rank=4)
-RECIPE = config.Training(epochs=1, batch_size=20, lr=1e-3, checkpoint_seconds=1e-9, device="cpu", clip_value=0)
+RECIPE = config.Training(
+    epochs=1, batch_size=20, lr=1e-3, checkpoint_seconds=1e-9, device="cpu", clip_value=0
+)
 DATA = config.Data(datasets=("aircraft", "flowers"), image_size=48, shots=2)
 RUN = config.Run(data=DATA, pretrained="random", dim=16, method=PUMA, training=RECIPE)
 RUNS = {  # proxies and a running mean; pairs; a memory; pairs drawn at random; every weight; and micro-batches
@@ -58,7 +60,9 @@ def one_of_two(rank, folder, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     parallel.join(torch.device("cpu"))
-    torch.save({name: stopped(run, folder / name, 0) for name, run in RUNS.items()}, folder / f"{rank}.pt")
+    torch.save(
+        {name: stopped(run, folder / name, 0) for name, run in RUNS.items()}, folder / f"{rank}.pt"
+    )
     with pytest.raises(ValueError) as error:
         training.train(ODD, folder / "odd")
     (folder / f"{rank}.txt").write_text(str(error.value))
@@ -97,12 +101,16 @@ def test_two_processes_go_on_to_the_weights_of_one_and_refuse_odd_batches(gradie
     both = gradients[2] / "curricularface"
     assert {f.name for f in both.iterdir()} == {f.name for f in alone.iterdir()}
     assert run_folder.read_record(both)["environment"]["processes"] == 2
-    ours, expected = (safetensors.torch.load_file(folder / "model.safetensors") for folder in (both, alone))
+    ours, expected = (
+        safetensors.torch.load_file(folder / "model.safetensors") for folder in (both, alone)
+    )
     for name in expected:
         torch.testing.assert_close(ours[name], expected[name], rtol=0, atol=1e-4, msg=name)
     for rank in (0, 1):
         message = (gradients[2] / f"{rank}.txt").read_text()
-        assert message.startswith("a batch of 21 images cannot be divided equally among 2 processes: choose a batch")
+        assert message.startswith(
+            "a batch of 21 images cannot be divided equally among 2 processes: choose a batch"
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in config.METHODS if name != "pretrained"])
@@ -110,7 +118,9 @@ def test_every_parameter_has_a_gradient_even_with_all_gates_closed(name):
     model = models.build(name, "mini_vit", 8, pretrained="random").train()
     gates = {key: torch.zeros_like(gate) for key, gate in model.draw_gates(2).items()}
     model(torch.randn(2, 3, 48, 48), gates).sum().backward()
-    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)  # else processes could differ
+    assert all(
+        p.grad is not None for p in model.parameters() if p.requires_grad
+    )  # else processes could differ
 
 
 @pytest.mark.parametrize("name", ["proxyanchor", "curricularface", "ms", "triplet"])
@@ -120,7 +130,11 @@ def test_the_gradient_is_that_of_autograd_on_the_whole_batch(name, micro_batch):
     for by_hand in (True, False):
         torch.manual_seed(0)
         loss = losses.make(name, 4, 8).double()
-        model = models.build("puma", "mini_vit", 8, pretrained="random", prompts=4, adapter_rank=8).train().double()
+        model = (
+            models.build("puma", "mini_vit", 8, pretrained="random", prompts=4, adapter_rank=8)
+            .train()
+            .double()
+        )
         for adapter in model.adapters:
             torch.nn.init.normal_(adapter["mlp"].up.weight, std=0.1)
         images, targets = torch.randn(12, 3, 48, 48).double(), torch.arange(12) % 4
@@ -129,7 +143,9 @@ def test_the_gradient_is_that_of_autograd_on_the_whole_batch(name, micro_batch):
             value = loss(model(images, gates), targets)
             value.backward()
         else:
-            value = torch.tensor(parallel.backward(model, loss, parallel.Batch(images, targets, gates), micro_batch))
+            value = torch.tensor(
+                parallel.backward(model, loss, parallel.Batch(images, targets, gates), micro_batch)
+            )
         named = [*model.named_parameters(), *loss.named_parameters()]
         gradients.append([value.detach().float(), *(p.grad for _, p in named if p.requires_grad)])
     for expected, ours in zip(*gradients, strict=True):

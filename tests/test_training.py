@@ -73,8 +73,16 @@ def test_a_finished_run_has_its_files_and_is_only_read(uninterrupted):
     record = run_folder.read_record(uninterrupted)
     assert record == json.loads(json.dumps(record)) and config.Run.from_dict(record["run"]) == RUN
     first, second = record["log"]
-    assert list(first) == ["epoch", "loss", "lr", "images_per_second", "seconds"] and second["loss"] < first["loss"]
-    assert [row["dataset"] for row in record["table"]] == ["aircraft", "flowers", "unified", "harmonic"]
+    assert (
+        list(first) == ["epoch", "loss", "lr", "images_per_second", "seconds"]
+        and second["loss"] < first["loss"]
+    )
+    assert [row["dataset"] for row in record["table"]] == [
+        "aircraft",
+        "flowers",
+        "unified",
+        "harmonic",
+    ]
     before = {f: f.stat().st_mtime_ns for f in (uninterrupted, *uninterrupted.iterdir())}
     training.train(RUN, uninterrupted)
     assert before == {f: f.stat().st_mtime_ns for f in (uninterrupted, *uninterrupted.iterdir())}
@@ -89,7 +97,9 @@ def test_a_method_without_parameters_trains_nothing(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", '{"half": "a rec', '{"run": {"dim": 0}}'])
 def test_a_damaged_record_names_its_file_and_the_remedy(tmp_path, text):
     (tmp_path / "metrics.json").write_text(text)
-    with pytest.raises(ValueError, match=r"metrics.json is damaged .*remove the folder .*trained again"):
+    with pytest.raises(
+        ValueError, match=r"metrics.json is damaged .*remove the folder .*trained again"
+    ):
         run_folder.read_record(tmp_path)
 
 
@@ -110,10 +120,14 @@ def test_a_killed_run_goes_on_to_the_same_weights(uninterrupted, tmp_path):
     (tmp_path / "run.json").write_text(RUN.to_json())
     program = "import json, sys, pathlib; from pumalib import config, training; here = pathlib.Path(sys.argv[1]); "
     program += "training.train(config.Run.from_dict(json.loads((here / 'run.json').read_text())), here / 'killed')"
-    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 120
     while not (folder / "checkpoint.previous.pt").is_file():  # two steps are done
-        assert process.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
+        assert process.poll() is None and time.monotonic() < deadline, (
+            "the run ended before it could be killed"
+        )
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -135,7 +149,9 @@ def test_a_checkpoint_of_something_else_gives_way_to_the_one_before(damage, fold
     state = torch.load(folder / "checkpoint.pt", weights_only=True)
     DAMAGE[damage](state)
     torch.save(state, folder / "checkpoint.pt")
-    with pytest.warns(UserWarning, match=rf"{folder}/checkpoint.pt is damaged .* the one before it"):
+    with pytest.warns(
+        UserWarning, match=rf"{folder}/checkpoint.pt is damaged .* the one before it"
+    ):
         assert checkpoint.resume(folder, *parts).step == 2
 
 
@@ -144,14 +160,20 @@ def test_with_no_whole_checkpoint_it_starts_anew_and_names_both(folder, parts):
         (folder / name).write_bytes((folder / name).read_bytes()[:-1000])
     with pytest.warns(UserWarning, match="or the beginning") as caught:
         assert checkpoint.resume(folder, *parts) == checkpoint.Reached()
-    assert [name in str(w.message) for name, w in zip(run_folder.CHECKPOINTS, caught, strict=True)] == [True, True]
+    assert [
+        name in str(w.message) for name, w in zip(run_folder.CHECKPOINTS, caught, strict=True)
+    ] == [True, True]
 
 
-def test_a_flipped_bit_is_noticed_and_the_run_goes_on_and_says_how_far_it_is(uninterrupted, folder, capsys):
+def test_a_flipped_bit_is_noticed_and_the_run_goes_on_and_says_how_far_it_is(
+    uninterrupted, folder, capsys
+):
     content = bytearray((folder / "checkpoint.pt").read_bytes())
     content[len(content) // 2] ^= 1  # within a tensor
     (folder / "checkpoint.pt").write_bytes(content)
-    assert torch.load(folder / "checkpoint.pt", weights_only=True), "torch.load noticed: this test shows nothing"
+    assert torch.load(folder / "checkpoint.pt", weights_only=True), (
+        "torch.load noticed: this test shows nothing"
+    )
     with pytest.warns(UserWarning, match="the check sum of .* is wrong"):
         training.train(RUN, folder, "run 3 of 9")
     assert_same(folder, uninterrupted)
@@ -164,7 +186,9 @@ def test_a_full_disk_loses_nothing(folder, parts):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
-        with pytest.raises(OSError, match="cannot write .*checkpoint.pt: .*; free some space, or .*PUMALIB_RESULTS"):
+        with pytest.raises(
+            OSError, match="cannot write .*checkpoint.pt: .*; free some space, or .*PUMALIB_RESULTS"
+        ):
             checkpoint.save(folder, checkpoint.Reached(), *parts)
         with pytest.raises(OSError, match="cannot write .*model.safetensors: .*; free some space"):
             models.save(parts[0], RUN, folder)
@@ -182,11 +206,21 @@ def test_what_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(tmp_path
     kept = torch.load(loss / "checkpoint.pt", weights_only=True)
     assert kept["at"]["step"] == 2 and not (loss / "metrics.json").exists()
     monkeypatch.undo()
-    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: self.param_groups[0]["params"][0].data.fill_(torch.inf))
-    with pytest.raises(training.NonFiniteLoss, match="a weight is no longer finite. Kept: no checkpoint yet"):
+    monkeypatch.setattr(
+        torch.optim.AdamW,
+        "step",
+        lambda self: self.param_groups[0]["params"][0].data.fill_(torch.inf),
+    )
+    with pytest.raises(
+        training.NonFiniteLoss, match="a weight is no longer finite. Kept: no checkpoint yet"
+    ):
         training.train(RUN, weights)
-    monkeypatch.setattr(loop, "embed_rows", lambda *args, **options: np.full((len(args[2]), 16), np.nan))
-    with pytest.raises(training.NonFiniteLoss, match="run embeddings, evaluation: an embedding .*A smaller lr"):
+    monkeypatch.setattr(
+        loop, "embed_rows", lambda *args, **options: np.full((len(args[2]), 16), np.nan)
+    )
+    with pytest.raises(
+        training.NonFiniteLoss, match="run embeddings, evaluation: an embedding .*A smaller lr"
+    ):
         training.train(replace(RUN, method=config.METHODS["pretrained"]), embeddings)
     assert {f.name for f in embeddings.iterdir()} == {"run.json"}
 
@@ -199,7 +233,9 @@ def test_an_unreadable_test_image_stops_before_training(tmp_path):
     file.write_bytes(b"no image")  # of the last class, a test class
     settings = config.Data(benchmark="folders", root=str(tmp_path / "images"), image_size=48)
     with pytest.raises(ValueError, match=r"15.png"):
-        training.train(replace(RUN, data=settings, training=replace(RECIPE, batch_size=4)), tmp_path / "run")
+        training.train(
+            replace(RUN, data=settings, training=replace(RECIPE, batch_size=4)), tmp_path / "run"
+        )
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
@@ -209,10 +245,14 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU; `make gp
 @pytest.mark.parametrize("micro_batch", [0, 8])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @pytest.mark.parametrize("precision, bound", [("float32", 2e-3), ("bfloat16", 0.03)])
-def test_every_device_and_precision_learns_the_same(device, precision, bound, micro_batch, uninterrupted, tmp_path):
+def test_every_device_and_precision_learns_the_same(
+    device, precision, bound, micro_batch, uninterrupted, tmp_path
+):
     recipe = replace(RECIPE, device=device, precision=precision, micro_batch=micro_batch)
     record = run_folder.read_record(training.train(replace(RUN, training=recipe), tmp_path))
-    mine, its = ([row["loss"] for row in r["log"]] for r in (record, run_folder.read_record(uninterrupted)))
+    mine, its = (
+        [row["loss"] for row in r["log"]] for r in (record, run_folder.read_record(uninterrupted))
+    )
     assert mine == pytest.approx(its, rel=bound) and (mine != its or precision == "float32")
 
 
@@ -228,10 +268,15 @@ def test_each_part_has_its_learning_rate_and_nothing_is_forgotten(method, factor
     model = models.build(method, "mini_vit", 8, pretrained="random")
     loss = losses.make("curricularface", 4, 8)
     optimizer = loop.make_optimizer(model, loss, RECIPE)
-    by_factor = {group["factor"]: {id(p) for p in group["params"]} for group in optimizer.param_groups}
+    by_factor = {
+        group["factor"]: {id(p) for p in group["params"]} for group in optimizer.param_groups
+    }
     trained = {id(p) for p in [*model.parameters(), *loss.parameters()] if p.requires_grad}
     assert by_factor.keys() == factors and set.union(*by_factor.values()) == trained
-    assert by_factor[1e4] == {id(p) for p in loss.parameters()} and id(model.head.weight) in by_factor[10.0]
+    assert (
+        by_factor[1e4] == {id(p) for p in loss.parameters()}
+        and id(model.head.weight) in by_factor[10.0]
+    )
 
 
 def test_schedules():
@@ -242,7 +287,9 @@ def test_schedules():
     assert rates(schedule="constant", epochs=3) == [1, 1, 1]
     assert rates(schedule="step", epochs=5, step_epochs=2) == [1, 1, 0.5, 0.5, 0.25]
     cosine = np.array([1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5])
-    np.testing.assert_allclose(rates(schedule="cosine", epochs=4, cosine_floor=0.2), 0.2 + 0.8 * cosine)
+    np.testing.assert_allclose(
+        rates(schedule="cosine", epochs=4, cosine_floor=0.2), 0.2 + 0.8 * cosine
+    )
 
 
 def test_gradients_are_clamped_by_value(monkeypatch, tmp_path):

@@ -28,11 +28,19 @@ def choose(images: pd.DataFrame) -> pd.DataFrame:
     for (dataset, _), half in images.groupby(["dataset", "split"], sort=False):
         classes, most = CHOSEN[dataset]
         names = half["class_name"].unique()
-        names = names[np.linspace(0, len(names) - 1, min(classes or len(names), len(names))).round().astype(int)]
-        taken.append(half[half["class_name"].isin(names)].groupby("class_name").head(most or len(half)))
+        names = names[
+            np.linspace(0, len(names) - 1, min(classes or len(names), len(names)))
+            .round()
+            .astype(int)
+        ]
+        taken.append(
+            half[half["class_name"].isin(names)].groupby("class_name").head(most or len(half))
+        )
     return pd.concat(taken)
 
 
 if __name__ == "__main__":
     root, file = Path(sys.argv[1]), Path(__file__).with_name("split.csv")
-    choose(folders.load(root, list(CHOSEN)).images)[["path", "split"]].to_csv(file, index=False, lineterminator="\n")
+    choose(folders.load(root, list(CHOSEN)).images)[["path", "split"]].to_csv(
+        file, index=False, lineterminator="\n"
+    )

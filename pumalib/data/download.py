@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 from tqdm import tqdm
 
+from .. import progress
 from . import check_known, paper, prepared
 
 if TYPE_CHECKING:
@@ -199,8 +200,10 @@ def _receive(response: "HTTPResponse", part: Path) -> None:
     goes_on = response.status == 206
     start = _size(part) if goes_on else 0
     total = start + int(response.headers.get("Content-Length", 0))
-    bar = tqdm.wrapattr(response, "read", total=total or None, initial=start, desc=part.stem)
-    with response, part.open("ab" if goes_on else "wb") as out, bar as counted:
+    shown = tqdm.wrapattr(
+        response, "read", total=total or None, initial=start, desc=part.stem, **progress.pace()
+    )
+    with response, part.open("ab" if goes_on else "wb") as out, shown as counted:
         shutil.copyfileobj(counted, out, BUFFER)
     have = _size(part)
     if have < total:
@@ -285,4 +288,4 @@ def _wanted(archive: Path, members: Iterable[_Member]) -> tqdm:
             raise ValueError(f"{archive}: member {member.name!r} {why}; the archive is refused")
         if not path.name.startswith("._") and "__MACOSX" not in path.parts:
             wanted.append(member.info)
-    return tqdm(wanted, f"unpacking {archive.name}", unit="file")
+    return progress.bar(wanted, desc=f"unpacking {archive.name}", unit="file")

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import numpy as np
 import pandas as pd
-from tqdm import tqdm
 
 from .. import paths
+from ..progress import bar
 
 COLUMNS = ["path", "label", "class_name", "dataset", "split"]
 SPLITS = ("train", "test", "query", "gallery")
@@ -315,7 +315,7 @@ def in_threads(
         return []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = pool.map(function, items)
-        return list(tqdm(results, what, len(items), unit="image"))
+        return list(bar(results, desc=what, total=len(items), unit="image"))
 
 
 def cache_name(root: Path) -> str:

@@ -21,8 +21,8 @@ import torch
 from dask.system import CPU_COUNT
 from distributed.client import CancelledError, ClosedClientError
 from distributed.comm import CommClosedError
-from tqdm import tqdm
 
+from ..progress import bar
 from ..training import run_folder
 
 # Variables by which a worker is told how many cores it may use.
@@ -65,7 +65,7 @@ def _call_each(
     waiting = list(items.items())
     running: dict[distributed.Future, str] = {}
     failed: dict[str, BaseException] = {}
-    with tqdm(total=len(items), desc="runs", unit="run") as progress:
+    with bar(total=len(items), desc="runs", unit="run") as progress:
         while waiting or running:
             workers = len(client.nthreads())
             progress.set_postfix_str(_standing(workers, len(failed)))

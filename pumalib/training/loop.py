@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from .. import data, evaluation, losses, models, paths
+from .. import data, evaluation, losses, models, paths, progress
 from ..config import Run, Training
 from ..data import Benchmark, batches
 from ..data.images import View, unreadable
@@ -74,7 +74,8 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
     about = folder.name
     if position:
         about = f"{position} · {folder.name}"
-    with tqdm(desc=about, unit="image", dynamic_ncols=True, disable=not parallel.first()) as bar:
+    hidden = not parallel.first()
+    with progress.bar(desc=about, unit="image", dynamic_ncols=True, disable=hidden) as bar:
         parts = build(run, folder)
         reached = fit(parts, folder, bar)
         if not parallel.first():

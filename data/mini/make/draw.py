@@ -25,7 +25,9 @@ def ellipse(x, y, a, b):
 def box(x, y, a, b, corner=0.0):
     """Rectangle with half sides `a`, `b` and corners of that radius."""
     dx, dy = np.abs(x) - a + corner, np.abs(y) - b + corner
-    return np.hypot(np.maximum(dx, 0), np.maximum(dy, 0)) + np.minimum(np.maximum(dx, dy), 0) - corner
+    return (
+        np.hypot(np.maximum(dx, 0), np.maximum(dy, 0)) + np.minimum(np.maximum(dx, dy), 0) - corner
+    )
 
 
 def capsule(x, y, start, end, r0, r1):
@@ -69,14 +71,18 @@ def pattern(x, y, kind, angle, period, width):
 
     half = width * period / 2
     stripes, dots = saw(x) - half, np.hypot(saw(x), saw(y)) - 1.2 * half
-    return np.choose(kind, [stripes, np.minimum(stripes, saw(y) - half), dots, saw(x + 1.2 * saw(y)) - half])
+    return np.choose(
+        kind, [stripes, np.minimum(stripes, saw(y) - half), dots, saw(x + 1.2 * saw(y)) - half]
+    )
 
 
 def hsv(hue, saturation, value):
     """RGB in [0, 1] on a new last axis; the hue goes round once per unit."""
     hue, saturation, value = np.broadcast_arrays(hue, saturation, value)
     ramp = np.abs((hue[..., None] * 6 + np.float32([0, 4, 2])) % 6 - 3) - 1
-    return (value[..., None] * (1 - saturation[..., None] * (1 - np.clip(ramp, 0, 1)))).astype(np.float32)
+    return (value[..., None] * (1 - saturation[..., None] * (1 - np.clip(ramp, 0, 1)))).astype(
+        np.float32
+    )
 
 
 # ---------------------------------------------------------------- paint, light, lens
@@ -98,7 +104,9 @@ class Canvas:
         scale, flip = self.any(*zoom), 1 - 2 * (self.any() < 0.5 * mirror)
         self.u, self.v = np.broadcast_arrays(AXIS[None, None, :], -AXIS[None, :, None])
         centre = self.any(-shift, shift), self.any(-shift, shift)
-        x, self.y = turned(self.u / scale, self.v / scale, self.any(-turn, turn), tuple(c / scale for c in centre))
+        x, self.y = turned(
+            self.u / scale, self.v / scale, self.any(-turn, turn), tuple(c / scale for c in centre)
+        )
         self.x = flip * (x / self.any(1 - squeeze, 1) + self.any(-squeeze, squeeze) * self.y)
         self.pixel = 2 / FINE / scale
         self.image = np.zeros((n, FINE, FINE, 3), np.float32)
@@ -115,11 +123,16 @@ class Canvas:
         """Two colours per picture of clearly unlike brightness."""
         one, other = self.colour(), self.colour()
         near = np.abs(other.mean(-1) - one.mean(-1))[..., None] < gap
-        return one, np.where(near, np.where(one.mean(-1, keepdims=True) < 0.5, 1 - 0.3 * other, 0.3 * other), other)
+        return one, np.where(
+            near, np.where(one.mean(-1, keepdims=True) < 0.5, 1 - 0.3 * other, 0.3 * other), other
+        )
 
     def paint(self, distance, colour, strength=1.0, pixel=None):
         """Cover the inside of a shape; the edge fades over one pixel."""
-        alpha = strength * np.clip(0.5 - distance / (self.pixel if pixel is None else pixel), 0, 1)[..., None]
+        alpha = (
+            strength
+            * np.clip(0.5 - distance / (self.pixel if pixel is None else pixel), 0, 1)[..., None]
+        )
         self.image += alpha * (colour - self.image)
 
     def outlined(self, distance, colour, ink, width=0.035):
@@ -130,14 +143,18 @@ class Canvas:
     def scene(self, *colours, clutter=4, strength=0.8):
         """A place of any two colours (or those given) with `clutter` shapes of any colour lying about."""
         below, above = colours if colours else (self.colour((0, 0.7)), self.colour((0, 0.7)))
-        slope = np.clip(0.5 + self.any(-0.6, 0.6) * self.u + self.any(-0.6, 0.6) * self.v, 0, 1)[..., None]
+        slope = np.clip(0.5 + self.any(-0.6, 0.6) * self.u + self.any(-0.6, 0.6) * self.v, 0, 1)[
+            ..., None
+        ]
         self.image[:] = below + (above - below) * slope
         for _ in range(clutter):
             self.scrap(1.0, self.any(0, strength))
 
     def scrap(self, reach, strength):
         """A disc or bar somewhere in the picture, any colour."""
-        x, y = turned(self.u, self.v, self.any(-3, 3), (self.any(-reach, reach), self.any(-reach, reach)))
+        x, y = turned(
+            self.u, self.v, self.any(-3, 3), (self.any(-reach, reach), self.any(-reach, reach))
+        )
         long, wide = self.any(0.1, 0.7), self.any(0.04, 0.35)
         shape = np.where(self.any() < 0.5, ellipse(x, y, long, wide), box(x, y, 2 * long, wide / 2))
         self.paint(shape, self.colour(), strength[..., None], 2 / FINE)
@@ -146,7 +163,11 @@ class Canvas:
         """Something before the object in a share of the pictures: a disc or bar that covers a part of it."""
         angle, far = self.any(-3.2, 3.2), self.any(0.5, 1.0)
         x, y = turned(self.u, self.v, self.any(-3, 3), (far * np.cos(angle), far * np.sin(angle)))
-        shape = np.where(self.any() < 0.5, ellipse(x, y, 0.4, self.any(0.2, 0.4)), box(x, y, 1.5, self.any(0.04, 0.12)))
+        shape = np.where(
+            self.any() < 0.5,
+            ellipse(x, y, 0.4, self.any(0.2, 0.4)),
+            box(x, y, 1.5, self.any(0.04, 0.12)),
+        )
         self.paint(shape, self.colour(), (self.any() < chance)[..., None], 2 / FINE)
 
     def develop(self, light=0.3, noise=0.01):
@@ -161,8 +182,14 @@ def lit(rng, images, light=0.3, noise=0.01):
     axis = np.linspace(-1, 1, size, dtype=np.float32)
     lamp, tilt = rng.uniform(1 - light, 1 + light, n), rng.uniform(-light, light, (2, n))
     tint = rng.uniform(1 - light / 3, 1 + light / 3, (n, 1, 1, 3))
-    slope = 1 + tilt[0][:, None, None] * axis[None, None, :] + tilt[1][:, None, None] * axis[None, :, None]
-    images = images * (lamp[:, None, None] * slope)[..., None] * tint + rng.normal(0, noise, images.shape)
+    slope = (
+        1
+        + tilt[0][:, None, None] * axis[None, None, :]
+        + tilt[1][:, None, None] * axis[None, :, None]
+    )
+    images = images * (lamp[:, None, None] * slope)[..., None] * tint + rng.normal(
+        0, noise, images.shape
+    )
     return np.round(255 * np.clip(images, 0, 1)).astype(np.uint8)
 
 
@@ -174,9 +201,17 @@ def warp(rng, sources, turn, zoom, shift, squeeze=0.0, fine=False):
     """
     n, side = sources.shape[:2]
     u, v = turned(AXIS[None, None, :], AXIS[None, :, None], rng.uniform(-turn, turn, (n, 1, 1)))
-    u, v = u + rng.uniform(-squeeze, squeeze, (n, 1, 1)) * v, v * rng.uniform(1, 1 + squeeze, (n, 1, 1))
-    seen, right, down = (rng.uniform(low, high, (n, 1, 1)) for low, high in (zoom, (-shift, shift), (-shift, shift)))
-    u, v = (np.clip((w + 1) / 2 * side - 0.5, 0, side - 1.001) for w in (u * seen + right, v * seen + down))
+    u, v = (
+        u + rng.uniform(-squeeze, squeeze, (n, 1, 1)) * v,
+        v * rng.uniform(1, 1 + squeeze, (n, 1, 1)),
+    )
+    seen, right, down = (
+        rng.uniform(low, high, (n, 1, 1)) for low, high in (zoom, (-shift, shift), (-shift, shift))
+    )
+    u, v = (
+        np.clip((w + 1) / 2 * side - 0.5, 0, side - 1.001)
+        for w in (u * seen + right, v * seen + down)
+    )
     i, j = v.astype(int), u.astype(int)
     a, b, row = (v - i)[..., None], (u - j)[..., None], np.arange(n)[:, None, None]
     top = sources[row, i, j] * (1 - b) + sources[row, i, j + 1] * b

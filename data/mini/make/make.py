@@ -21,7 +21,10 @@ from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_digits, load_sample_images
 
-SIDE, CELL = draw.SIZE, draw.SIZE + 2  # pixels: a picture, and its cell of a sheet with the gap on the right and below
+SIDE, CELL = (
+    draw.SIZE,
+    draw.SIZE + 2,
+)  # pixels: a picture, and its cell of a sheet with the gap on the right and below
 COLUMNS = 48  # pictures side by side on a sheet, at most
 
 # dataset -> (train classes, images per train class, test classes, images per test class); a fraction: on average
@@ -47,14 +50,21 @@ def build() -> tuple[pd.DataFrame, dict[str, tuple[np.ndarray, np.ndarray]]]:
         counts = np.concatenate([_counts(train, per_train), _counts(test, per_test)])
         images, names = _make(dataset, counts, train, _rng(dataset))
         assert len(set(names)) == len(names) and max(map(len, names)) <= 24, dataset
-        label, turn = np.repeat(np.arange(len(counts)), counts), np.concatenate([np.arange(n) for n in counts])
+        label, turn = (
+            np.repeat(np.arange(len(counts)), counts),
+            np.concatenate([np.arange(n) for n in counts]),
+        )
         split = np.where(label < train, "train", "test").astype(object)
         if dataset == "garments":
             split[split == "test"] = np.where(turn[label >= train] % 2, "gallery", "query")
         column, row = np.transpose(_starts(counts))
         place = {"column": column[label] + turn, "row": row[label]}
         tables.append(
-            pd.DataFrame(dict(dataset=dataset, class_name=np.array(names, object)[label], split=split, **place))
+            pd.DataFrame(
+                dict(
+                    dataset=dataset, class_name=np.array(names, object)[label], split=split, **place
+                )
+            )
         )
         pictures[dataset] = _quantised(images)
     return pd.concat(tables, ignore_index=True), pictures
@@ -66,17 +76,25 @@ def write(folder: Path) -> None:
     table.to_csv(folder / "images.csv", index=False, lineterminator="\n")
     for dataset, rows in table.groupby("dataset"):
         indices, palette = pictures[dataset]
-        cells = np.full((rows["row"].max() + 1, rows["column"].max() + 1, CELL, CELL), 255, np.uint8)
+        cells = np.full(
+            (rows["row"].max() + 1, rows["column"].max() + 1, CELL, CELL), 255, np.uint8
+        )
         cells[rows["row"], rows["column"], :SIDE, :SIDE] = indices
-        sheet = Image.fromarray(cells.swapaxes(1, 2).reshape(cells.shape[0] * CELL, cells.shape[1] * CELL), "P")
+        sheet = Image.fromarray(
+            cells.swapaxes(1, 2).reshape(cells.shape[0] * CELL, cells.shape[1] * CELL), "P"
+        )
         sheet.putpalette([*palette.ravel().tolist(), *[255] * (768 - palette.size)])
         sheet.save(folder / f"{dataset}.png", optimize=True)
 
 
 def _quantised(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Pictures (n, 48, 48) uint8 of at most 255 colours and their palette (255, 3), fitted to a part of the pixels."""
-    some = Image.fromarray(images.reshape(-1, 1, 3)[:: len(images) // 40 + 1]).quantize(255, kmeans=1)
-    whole = Image.fromarray(images.reshape(-1, SIDE, 3)).quantize(palette=some, dither=Image.Dither.NONE)
+    some = Image.fromarray(images.reshape(-1, 1, 3)[:: len(images) // 40 + 1]).quantize(
+        255, kmeans=1
+    )
+    whole = Image.fromarray(images.reshape(-1, SIDE, 3)).quantize(
+        palette=some, dither=Image.Dither.NONE
+    )
     return np.asarray(whole).reshape(images.shape[:3]), np.reshape(some.getpalette(), (-1, 3))[:255]
 
 
@@ -111,11 +129,19 @@ def _make(dataset, counts, train, rng) -> tuple[np.ndarray, list[str]]:
         return sources[dataset](counts, train, rng)
     words = families.TRAITS[dataset]
     levels = [len(names) for names in words.values()]
-    chosen = np.indices(levels).reshape(len(levels), -1).T[rng.permutation(np.prod(levels))[: len(counts)]]
+    chosen = (
+        np.indices(levels)
+        .reshape(len(levels), -1)
+        .T[rng.permutation(np.prod(levels))[: len(counts)]]
+    )
     rows = np.repeat(chosen, counts, axis=0).astype(np.float32)[:, :, None, None]
     paint = getattr(families, dataset)
-    blocks = [paint(rng, *block.swapaxes(0, 1)) for block in np.array_split(rows, len(rows) // 64 + 1)]  # cache-sized
-    return np.concatenate(blocks), [" ".join(w[i] for w, i in zip(words.values(), cell)) for cell in chosen]
+    blocks = [
+        paint(rng, *block.swapaxes(0, 1)) for block in np.array_split(rows, len(rows) // 64 + 1)
+    ]  # cache-sized
+    return np.concatenate(blocks), [
+        " ".join(w[i] for w, i in zip(words.values(), cell)) for cell in chosen
+    ]
 
 
 FACES = [
@@ -137,7 +163,9 @@ def _glyph(character: str, font: str, size: int, weight: int = 0) -> np.ndarray:
     """The character in the middle of a (2 size, 2 size) picture, ink 1 on 0."""
     page = Image.new("L", (2 * size, 2 * size))
     face = _font(font, size)
-    ImageDraw.Draw(page).text((size, size), character, fill=255, font=face, anchor="mm", stroke_width=weight)
+    ImageDraw.Draw(page).text(
+        (size, size), character, fill=255, font=face, anchor="mm", stroke_width=weight
+    )
     return np.asarray(page, np.float32) / 255
 
 
@@ -145,9 +173,18 @@ def _glyph(character: str, font: str, size: int, weight: int = 0) -> np.ndarray:
 def characters() -> list[str]:
     """Letters and signs that every face has, no two of one shape (Latin A stays, Greek Alpha goes), none a digit's."""
     have = [set(FT2Font(_font(name, 24).path).get_charmap()) for family in FACES for name in family]
-    kept, shapes = [], np.stack([_shape(digit) for digit in "0123456789"])  # Latin O is a zero, Cyrillic Ze a three
+    kept, shapes = (
+        [],
+        np.stack([_shape(digit) for digit in "0123456789"]),
+    )  # Latin O is a zero, Cyrillic Ze a three
     for character in map(chr, sorted(set.intersection(*have))):
-        if unicodedata.category(character) not in ("Lu", "Ll", "Lo", "Sc", "Sm"):  # letters, currency, mathematics
+        if unicodedata.category(character) not in (
+            "Lu",
+            "Ll",
+            "Lo",
+            "Sc",
+            "Sm",
+        ):  # letters, currency, mathematics
             continue
         if unicodedata.decomposition(character):  # an accented letter is its letter
             continue
@@ -187,10 +224,12 @@ def _glyphs(counts, train, rng):
     for character, count in zip(chosen, counts):
         styles = rng.permutation(12)
         for style in np.resize(styles, count):
-            masks.append(_glyph(character, FACES[style % 3][style // 3], 48, int(rng.integers(0, 3))))
-    return _inked(rng, np.stack(masks)[..., None], clutter=1, turn=0.1, zoom=(0.48, 0.6), shift=0.05), _glyph_names(
-        chosen
-    )
+            masks.append(
+                _glyph(character, FACES[style % 3][style // 3], 48, int(rng.integers(0, 3)))
+            )
+    return _inked(
+        rng, np.stack(masks)[..., None], clutter=1, turn=0.1, zoom=(0.48, 0.6), shift=0.05
+    ), _glyph_names(chosen)
 
 
 def _digits(counts, train, rng):
@@ -198,16 +237,26 @@ def _digits(counts, train, rng):
 
     Half of the written digits is for the training classes, half for the test classes; one may stand in two numbers.
     """
-    data, words = load_digits(), ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    data, words = (
+        load_digits(),
+        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],
+    )
     numbers, side = rng.permutation(100)[: len(counts)], rng.permutation(len(data.target)) % 2
     pairs = []
     for turn, (number, count) in enumerate(zip(numbers, counts)):
-        written = [np.flatnonzero((data.target == digit) & (side == (turn >= train))) for digit in divmod(number, 10)]
+        written = [
+            np.flatnonzero((data.target == digit) & (side == (turn >= train)))
+            for digit in divmod(number, 10)
+        ]
         tens, units = (data.images[rng.permutation(those)[:count]] / 16 for those in written)
         pairs.append(np.concatenate([tens[:, :, :7], units[:, :, 1:]], axis=2))
-    small = np.pad(np.concatenate(pairs).astype(np.float32), ((0, 0), (5, 5), (2, 2)))[..., None]  # 18 x 18
+    small = np.pad(np.concatenate(pairs).astype(np.float32), ((0, 0), (5, 5), (2, 2)))[
+        ..., None
+    ]  # 18 x 18
     names = [f"{words[number // 10]} {words[number % 10]}" for number in numbers]
-    return _inked(rng, small, clutter=1, turn=0.06, zoom=(0.76, 0.84), shift=0.03, sharpen=2.2), names
+    return _inked(
+        rng, small, clutter=1, turn=0.06, zoom=(0.76, 0.84), shift=0.03, sharpen=2.2
+    ), names
 
 
 def _inked(rng, masks, clutter, sharpen=1.0, **view):
@@ -233,7 +282,9 @@ def _photos(counts, train, rng):
                 window = photo[row * side :, column * side :][:side, :side].astype(np.float32) / 255
                 quarters = window.reshape(2, side // 2, 2, side // 2, 3).std((1, 3)).mean(-1)
                 places.append((quarters.min(), f"{name} {column} right {row} down", window))
-    lively = sorted(places, key=lambda place: -place[0])[: len(counts)]  # sky and blur look alike everywhere
+    lively = sorted(places, key=lambda place: -place[0])[
+        : len(counts)
+    ]  # sky and blur look alike everywhere
     chosen = [lively[i] for i in rng.permutation(len(lively))]
     windows = np.repeat(np.stack([window for *_, window in chosen]), counts, axis=0)
     views = draw.warp(rng, windows, turn=0.6, zoom=(0.55, 0.95), shift=0.2, squeeze=0.25)

@@ -48,7 +48,9 @@ def step(trait, levels):
 def emblems(c, corners, depth, aspect, hue, print_hue, motif, period):
     x, y = c.x * (0.8 + 0.8 * aspect), c.y
     shape = rosette(x, y, 2 + step(corners, 6), 0.75 - 0.55 * depth, 0.9, 0.5 + 2 * depth)
-    dye, ink = (hsv(h + c.any(-0.03, 0.03), c.any(0.5, 0.9), c.any(0.4, 1)) for h in (hue, print_hue))
+    dye, ink = (
+        hsv(h + c.any(-0.03, 0.03), c.any(0.5, 0.9), c.any(0.4, 1)) for h in (hue, print_hue)
+    )
     c.paint(shape, dye)
     c.paint(printed(shape, x, y, step(motif, 5), 2.4 * hue, 0.25 + 0.4 * period, 0.45), ink)
 
@@ -61,11 +63,18 @@ def fish(c, length, height, tail, fin, bars, eye, snout):
     fork = 0.15 + 0.35 * tail
     end = (-long - 0.25, fork), (-long - 0.3 * tail, 0.0), (-long - 0.25, -fork)
     c.outlined(polygon(x, y, (-long + 0.15, 0.0), *end), coat, mark)
-    c.paint(polygon(x, y, (-0.3, 0.0), (0.3 - 0.5 * fin, high + 0.1 + 0.25 * fin), (0.3, 0.0)), mark)
-    body = np.minimum(ellipse(x, y, long, high), ellipse(x - long * 0.75, y, 0.15 + 0.2 * snout, 0.1 + 0.3 * high))
+    c.paint(
+        polygon(x, y, (-0.3, 0.0), (0.3 - 0.5 * fin, high + 0.1 + 0.25 * fin), (0.3, 0.0)), mark
+    )
+    body = np.minimum(
+        ellipse(x, y, long, high), ellipse(x - long * 0.75, y, 0.15 + 0.2 * snout, 0.1 + 0.3 * high)
+    )
     c.outlined(body, coat, mark)
     gap = 0.12 + 0.12 * step(bars, 4)
-    c.paint(np.maximum(body + 0.02, np.abs((x + 0.1) / gap - np.round((x + 0.1) / gap)) * gap - 0.035), mark)
+    c.paint(
+        np.maximum(body + 0.02, np.abs((x + 0.1) / gap - np.round((x + 0.1) / gap)) * gap - 0.035),
+        mark,
+    )
     c.paint(np.hypot(x - 0.65 * long, y - 0.08) - 0.04 - 0.07 * eye, 0.95)
     c.paint(np.hypot(x - 0.65 * long, y - 0.08) - 0.02 - 0.03 * eye, 0.05)
 
@@ -78,10 +87,16 @@ def insects(c, segments, legs, span, chord, horn, spots, hue, wing_hue):
         leg = capsule(x, y, (0.0, at), (0.55, at + 0.25 - 0.2 * number), 0.03, 0.02)
         c.paint(np.where(number < 1 + step(legs, 4), leg, 9.0), 0.1)
     c.paint(capsule(x, y, (0.05, 0.6), (0.1 + 0.3 * horn, 0.95), 0.025, 0.025), 0.1)
-    wing = ellipse(*turned(x, y, 0.5 - 0.9 * chord, (0.35 + 0.2 * span, 0.1)), 0.25 + 0.2 * span, 0.1 + 0.15 * chord)
+    wing = ellipse(
+        *turned(x, y, 0.5 - 0.9 * chord, (0.35 + 0.2 * span, 0.1)),
+        0.25 + 0.2 * span,
+        0.1 + 0.15 * chord,
+    )
     c.outlined(wing, hsv(wing_hue, c.any(0.4, 0.8), c.any(0.5, 1)), 0.2)
     coat = hsv(hue, c.any(0.5, 0.9), c.any(0.4, 0.9))
-    body = np.minimum(ellipse(x, y + 0.3, 0.16 + 0.12 * segments, 0.45), ellipse(x, y - 0.3, 0.18, 0.2))
+    body = np.minimum(
+        ellipse(x, y + 0.3, 0.16 + 0.12 * segments, 0.45), ellipse(x, y - 0.3, 0.18, 0.2)
+    )
     c.outlined(np.minimum(body, np.hypot(x, y - 0.55) - 0.15), coat, 0.1)
     c.paint(printed(body, c.x, y, step(spots, 3), np.pi / 2, 0.2, 0.45), coat * 0.4)
 
@@ -93,14 +108,27 @@ def beasts(c, legs, length, neck, head, tail, ears, coat):
     stride = c.any(-0.15, 0.15)
     for side in (-1, -0.65, 0.65, 1):
         hip = side * half * 0.85
-        c.paint(capsule(x, y, (hip, -0.1), (hip + stride * np.sign(side), low), 0.08, 0.05), fur * 0.8)
-    c.paint(capsule(x, y, (-half, 0.1), (-half - 0.2, 0.1 + 0.5 * (tail - 0.5)), 0.05, 0.05 + 0.06 * tail), fur)
+        c.paint(
+            capsule(x, y, (hip, -0.1), (hip + stride * np.sign(side), low), 0.08, 0.05), fur * 0.8
+        )
+    c.paint(
+        capsule(
+            x, y, (-half, 0.1), (-half - 0.2, 0.1 + 0.5 * (tail - 0.5)), 0.05, 0.05 + 0.06 * tail
+        ),
+        fur,
+    )
     top = half + 0.1 + 0.15 * neck, 0.3 + 0.45 * neck
-    trunk = np.minimum(box(x, y, half + 0.05, 0.22, 0.15), capsule(x, y, (half - 0.1, 0.1), top, 0.15, 0.1))
+    trunk = np.minimum(
+        box(x, y, half + 0.05, 0.22, 0.15), capsule(x, y, (half - 0.1, 0.1), top, 0.15, 0.1)
+    )
     c.paint(trunk, fur)
     c.paint(printed(trunk, x, y, step(coat, 5), 0.0, 0.22, 0.5), mark)
     c.paint(capsule(x, y, top, (top[0] + 0.1 + 0.2 * head, top[1] - 0.05), 0.13, 0.1), fur)
-    ear = (top[0] - 0.1, top[1]), (top[0] - 0.1, top[1] + 0.15 + 0.25 * ears), (top[0] + 0.08, top[1])
+    ear = (
+        (top[0] - 0.1, top[1]),
+        (top[0] - 0.1, top[1] + 0.15 + 0.25 * ears),
+        (top[0] + 0.08, top[1]),
+    )
     c.paint(polygon(x, y, *ear), mark)
 
 
@@ -109,12 +137,19 @@ def cups(c, height, taper, handle, band, place, foot):
     x, y, high, top = c.x, c.y, 0.3 + 0.4 * height, 0.35 + 0.25 * taper
     low = 0.6 - 0.4 * taper
     glaze, mark = c.two()
-    ring = np.abs(ellipse(x - (top + low) / 2, y, 0.15 + 0.2 * handle, 0.2 + 0.25 * (1 - handle))) - 0.05
+    ring = (
+        np.abs(ellipse(x - (top + low) / 2, y, 0.15 + 0.2 * handle, 0.2 + 0.25 * (1 - handle)))
+        - 0.05
+    )
     c.outlined(ring, glaze, mark * 0.6)
     body = polygon(x, y, (-top, high), (top, high), (low, -high), (-low, -high))
-    c.outlined(np.minimum(body, box(x, y + high, low * (0.6 + 0.8 * foot), 0.06)), glaze, mark * 0.6)
+    c.outlined(
+        np.minimum(body, box(x, y + high, low * (0.6 + 0.8 * foot), 0.06)), glaze, mark * 0.6
+    )
     strip = np.abs(y - high * (place - 0.5)) - 0.06 - 0.2 * band
-    c.paint(printed(np.maximum(body, strip), x, y, step(place * 7 % 1, 4), 0.8 * band, 0.2, 0.5), mark)
+    c.paint(
+        printed(np.maximum(body, strip), x, y, step(place * 7 % 1, 4), 0.8 * band, 0.2, 0.5), mark
+    )
     c.outlined(ellipse(x, y - high, top, 0.08), glaze * 0.5, mark * 0.6)
 
 
@@ -132,14 +167,21 @@ def houses(c, width, storeys, pitch, windows, door, chimney, roof_hue):
     c.outlined(front, wall, 0.2)
     count = 2 + step(windows, 4)
     pane = 2 * half / count
-    grid = box((x / pane - np.floor(x / pane) - 0.5) * pane, (y - top) % 0.35 - 0.175, 0.3 * pane, 0.1)
+    grid = box(
+        (x / pane - np.floor(x / pane) - 0.5) * pane, (y - top) % 0.35 - 0.175, 0.3 * pane, 0.1
+    )
     c.paint(np.maximum(np.maximum(front + 0.04, grid), -0.35 - y), dark)
     c.paint(box(x - half * (1.4 * door - 0.7), y + 0.55, 0.1, 0.16), tiles * 0.6)
 
 
 @family(turn=0.12)
 def trees(c, kind, width, trunk, lean, tiers, fruit, hue):
-    x, y, wide, low = c.x - 0.3 * (lean - 0.5) * (c.y + 0.9), c.y, 0.3 + 0.4 * width, -0.5 + 0.5 * trunk
+    x, y, wide, low = (
+        c.x - 0.3 * (lean - 0.5) * (c.y + 0.9),
+        c.y,
+        0.3 + 0.4 * width,
+        -0.5 + 0.5 * trunk,
+    )
     wood = hsv(c.any(0.05, 0.12), 0.5, c.any(0.2, 0.5))
     c.paint(capsule(x, y, (0.0, -0.95), (0.0, low + 0.3), 0.07 + 0.1 * (1 - trunk), 0.05), wood)
     green = hsv(0.12 + 0.3 * hue + c.any(-0.03, 0.03), c.any(0.4, 0.9), c.any(0.3, 0.9))
@@ -147,7 +189,9 @@ def trees(c, kind, width, trunk, lean, tiers, fruit, hue):
     rise = np.clip((y - low) / high, 0, 1) * rows
     saw = np.abs(x) - wide * (1 - rise / rows * 0.7) * (1.1 - (rise - np.floor(rise)))
     conifer = np.maximum(saw * 0.7, np.abs(y - low - high / 2) - high / 2)
-    round_ = ellipse(x, y - low - high / 2, wide, high / 2) + 0.04 * np.sin(9 * x * rows) * np.sin(9 * y)
+    round_ = ellipse(x, y - low - high / 2, wide, high / 2) + 0.04 * np.sin(9 * x * rows) * np.sin(
+        9 * y
+    )
     right = ellipse(x - 0.3, y - low - high * 0.4, wide * 0.6, high * 0.35)
     left = ellipse(x + 0.25, y - low - high * 0.65, wide * 0.6, high * 0.35)
     crown = np.choose(step(kind, 3), [conifer, round_, np.minimum(right, left)])
@@ -173,9 +217,14 @@ def keys(c, bow, size, length, teeth, depth, hole, rhythm):
 @family(turn=0.5, zoom=(0.5, 0.95), shift=0.3)
 def fruit(c, aspect, waist, hue, second, stalk, leaf, spots):
     x, y = c.x * (0.75 + 0.6 * aspect), c.y
-    skin, blush = (hsv(h + c.any(-0.02, 0.02), c.any(0.6, 0.95), c.any(0.5, 1)) for h in (hue, second))
+    skin, blush = (
+        hsv(h + c.any(-0.02, 0.02), c.any(0.6, 0.95), c.any(0.5, 1)) for h in (hue, second)
+    )
     c.paint(capsule(x, y, (0.0, 0.4), (0.2 * (stalk - 0.5), 0.6 + 0.35 * stalk), 0.04, 0.04), 0.2)
-    c.paint(ellipse(*turned(x, y, 0.5, (0.2, 0.75)), 0.05 + 0.25 * leaf, 0.03 + 0.1 * leaf), c.colour(hue=(0.2, 0.4)))
+    c.paint(
+        ellipse(*turned(x, y, 0.5, (0.2, 0.75)), 0.05 + 0.25 * leaf, 0.03 + 0.1 * leaf),
+        c.colour(hue=(0.2, 0.4)),
+    )
     flesh = np.minimum(np.hypot(x, y + 0.15) - 0.55, np.hypot(x, y - 0.25) - 0.2 - 0.35 * waist)
     c.outlined(flesh, skin, skin * 0.5)
     c.paint(np.maximum(flesh, np.hypot(x - 0.3, y - 0.2) - 0.2 - 0.4 * leaf), blush, 0.8)
@@ -188,10 +237,21 @@ def fruit(c, aspect, waist, hue, second, stalk, leaf, spots):
 def signs(c, form, border, hue, rim_hue, motif, share, bend):
     x, y = c.x, c.y
     c.paint(box(x, y + 1, 0.05, 1), 0.3)
-    diamond, triangle = (np.abs(x) + np.abs(y) - 0.9) * 0.7, polygon(x, y, (-0.85, -0.65), (0.85, -0.65), (0.0, 0.85))
-    forms = [np.hypot(x, y) - 0.75, box(x, y, 0.7, 0.7), box(x, y, 0.85, 0.5, 0.15), diamond, triangle]
+    diamond, triangle = (
+        (np.abs(x) + np.abs(y) - 0.9) * 0.7,
+        polygon(x, y, (-0.85, -0.65), (0.85, -0.65), (0.0, 0.85)),
+    )
+    forms = [
+        np.hypot(x, y) - 0.75,
+        box(x, y, 0.7, 0.7),
+        box(x, y, 0.85, 0.5, 0.15),
+        diamond,
+        triangle,
+    ]
     face = np.choose(step(form, 5), forms)
-    fill, rim = (hsv(h + c.any(-0.02, 0.02), c.any(0.6, 0.95), c.any(0.5, 1)) for h in (hue, rim_hue))
+    fill, rim = (
+        hsv(h + c.any(-0.02, 0.02), c.any(0.6, 0.95), c.any(0.5, 1)) for h in (hue, rim_hue)
+    )
     c.paint(face, rim)
     c.paint(face + 0.08 + 0.15 * border, fill)
     bent, inner = y + 0.5 * (bend - 0.5) * np.abs(x), face + 0.15 + 0.15 * border
@@ -204,13 +264,17 @@ def masks(c, jaw, eyes, apart, slant, mouth, smile, nose, hair):
     skin, ink = c.two()
     mane, lip = c.colour(), c.colour((0.5, 0.9))
     c.paint(np.maximum(ellipse(x, y - 0.1, 0.75, 0.8), -y - 0.9 + 1.2 * hair), mane)
-    c.outlined(np.minimum(ellipse(x, y, 0.6, 0.8), box(x, y + 0.4, 0.15 + 0.4 * jaw, 0.3, 0.1)), skin, ink)
+    c.outlined(
+        np.minimum(ellipse(x, y, 0.6, 0.8), box(x, y + 0.4, 0.15 + 0.4 * jaw, 0.3, 0.1)), skin, ink
+    )
     c.paint(np.maximum(ellipse(x, y - 0.25, 0.62, 0.6), 0.75 - 0.5 * hair - y), mane)
     at = 0.15 + 0.2 * apart
     c.paint(ellipse(x - at, y - 0.1, 0.07 + 0.09 * eyes, 0.05 + 0.09 * eyes), 0.97)
     c.paint(np.hypot(x - at, y - 0.1) - 0.06, 0.05)
     frown = 0.2 * (slant - 0.5)
-    c.paint(capsule(x, y, (at - 0.13, 0.32 + frown), (at + 0.15, 0.32 - frown), 0.04, 0.03), mane * 0.5)
+    c.paint(
+        capsule(x, y, (at - 0.13, 0.32 + frown), (at + 0.15, 0.32 - frown), 0.04, 0.03), mane * 0.5
+    )
     c.paint(polygon(x, y, (0.0, 0.1), (0.04 + 0.16 * nose, -0.2), (0.0, -0.2)), ink)
     curve = y + 0.5 - 2.5 * (smile - 0.5) * (x * x - 0.05)
     c.paint(box(x, curve, 0.12 + 0.25 * mouth, 0.04 + 0.04 * nose), lip)
@@ -221,11 +285,15 @@ def landscapes(c, horizon, ridges, rough, shift, sun, sky, ground, lake):
     x, y = c.x, c.y
     air, soil = (hsv(h + c.any(-0.03, 0.03), c.any(0.3, 0.7), c.any(0.4, 1)) for h in (sky, ground))
     c.scene(air, air * 0.8, clutter=1)
-    c.paint(np.hypot(x - 1.4 * sun + 0.7, y - 0.55) - 0.14 - 0.1 * lake, hsv(c.any(0.05, 0.17), 0.5, 1))
+    c.paint(
+        np.hypot(x - 1.4 * sun + 0.7, y - 0.55) - 0.14 - 0.1 * lake, hsv(c.any(0.05, 0.17), 0.5, 1)
+    )
     for number in range(3):
         phase, often = 6.3 * shift * (number + 1), 2 + 5 * ridges + 2 * number
         hill = np.sin(often * x + phase) + rough * np.abs(np.sin(2.3 * often * x + 2 * phase)) * 1.5
-        c.paint(y - 0.6 * horizon + 0.25 + 0.35 * number - 0.18 * hill, soil * (0.55 + 0.2 * number))
+        c.paint(
+            y - 0.6 * horizon + 0.25 + 0.35 * number - 0.18 * hill, soil * (0.55 + 0.2 * number)
+        )
     c.paint(np.where(lake > 0.5, ellipse(x - sun + 0.5, y + 0.75, 0.5, 0.15), 9.0), air)
 
 
@@ -253,7 +321,7 @@ def shards(c, *corners):
 
 
 def leaves(rng, n, side=120, count=160):
-    """n textures, (n, side, side, 3) floats: opaque discs and bars of all sizes fallen over one another.
+    """N textures, (n, side, side, 3) floats: opaque discs and bars of all sizes fallen over one another.
 
     The dead-leaves model, whose statistics resemble photographs (Lee, Mumford and Huang, IJCV 2001).
     """
@@ -265,9 +333,18 @@ def leaves(rng, n, side=120, count=160):
     image = np.zeros((n, side, side, 3), np.float32)
     base, spread, slim, grain = any_(0, 1), any_(0.03, 0.4), any_(0.1, 1), any_(0.05, 0.15)
     for _ in range(count):
-        x, y = turned(axis[None, None, :], axis[None, :, None], any_(-3, 3), (any_(-1.1, 1.1), any_(-1.1, 1.1)))
+        x, y = turned(
+            axis[None, None, :],
+            axis[None, :, None],
+            any_(-3, 3),
+            (any_(-1.1, 1.1), any_(-1.1, 1.1)),
+        )
         size = grain / any_(0.1, 1)
-        distance = np.where(any_(0, 1) < slim, ellipse(x, y, size, size * any_(0.3, 1)), box(x, y, size, size * slim))
+        distance = np.where(
+            any_(0, 1) < slim,
+            ellipse(x, y, size, size * any_(0.3, 1)),
+            box(x, y, size, size * slim),
+        )
         colour = hsv(base + spread * any_(-1, 1), any_(0.1, 0.7), any_(0.1, 1))
         image += np.clip(0.5 - distance * side / 2, 0, 1)[..., None] * (colour - image)
     return image
@@ -289,7 +366,9 @@ def pretraining_images(
         textures = leaves(own, classes) if name == "leaves" else None
         for block in np.array_split(rows, len(rows) // 64 + 1):  # small enough for the cache
             if name == "leaves":
-                views = warp(rng, textures[block], turn=0.5, zoom=(0.4, 0.75), shift=0.25, squeeze=0.2)
+                views = warp(
+                    rng, textures[block], turn=0.5, zoom=(0.4, 0.75), shift=0.25, squeeze=0.2
+                )
                 pixels.append(lit(rng, views))
             else:
                 pixels.append(picture(rng, *points[block].T[:, :, None, None]))
