@@ -12,7 +12,7 @@ def bar(items: Iterable | None = None, **options: Any) -> tqdm:
     return tqdm(items, **{**pace(), **options})
 
 
-def pace() -> dict[str, float]:
+def pace() -> dict[str, Any]:
     """Options of tqdm for where bars are shown now.
 
     On a terminal or in a notebook a bar is drawn over itself, as often as tqdm likes.  In a file

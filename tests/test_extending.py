@@ -23,14 +23,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .base import mean_of_nonzero
 from .pair import PairLoss
 
 
 class Logistic(PairLoss):
-    """Mean softplus of -+ scale (s - centre): cosines of one class above the centre, others below."""
+    """Mean softplus of -+ scale (s - centre) over all pairs of a batch."""
 
-    def __init__(self, scale: float = 10.0, centre: float = 0.5) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        dim: int | None = None,
+        *,
+        scale: float = 10.0,
+        centre: float = 0.5,
+    ) -> None:
+        super().__init__(num_classes, dim)
         self.scale = scale
         self.centre = centre
 
@@ -38,7 +46,7 @@ class Logistic(PairLoss):
         """The loss of anchors a (N, D) and others b (M, D)."""
         z = self.scale * (a @ b.T - self.centre)
         terms = F.softplus(torch.where(positive, -z, z))
-        return terms[positive | negative].mean()
+        return mean_of_nonzero(terms * (positive | negative))
 '''
 
 METHOD = '''"""Scale and shift of what each branch gives (Lian et al., NeurIPS 2022)."""
@@ -224,11 +232,11 @@ def test_each_trains(python, project):
 def test_a_copied_notebook_writes_under_its_own_name(python, project):
     original = project / "results" / "smoke" / "components.csv"
     original.parent.mkdir(parents=True, exist_ok=True)
-    original.write_text("the original's")
+    original.write_text("row,runs\n")
 
     python("-m", "pumalib", "run", "30", "--profile", "smoke", "-p", "components=[single]")
 
-    assert original.read_text() == "the original's"
+    assert original.read_text() == "row,runs\n"
     assert (project / "results" / "smoke" / "mine.csv").is_file()
     executed = nbformat.read(project / "results" / "smoke" / "30_mine.ipynb", 4)
     assert not [o for cell in executed.cells for o in cell.get("outputs", []) if "error" in o]

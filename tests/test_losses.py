@@ -375,7 +375,7 @@ def test_a_batch_must_fit_into_the_memory():
 @pytest.mark.parametrize(
     ("name", "hyper", "message"),
     [
-        ("tripel", {}, "unknown loss 'tripel'; known: contrastive, triplet"),
+        ("tripel", {}, "unknown loss 'tripel'; known: .*contrastive, triplet"),
         ("cosface", {"margn": 1}, "unknown 'margn' of CosFace; known: scale, margin"),
         ("triplet", {"miner": "easy"}, "unknown miner 'easy'; known: batchhard, all"),
         ("hyp", {"variant": "all"}, "unknown variant 'all'; known: paper, code"),
@@ -504,7 +504,7 @@ def test_defaults_are_those_of_the_constructors():
     assert losses.defaults("xbm") == {"loss": "contrastive", "size": 4096, "warmup": 0}
     assert losses.defaults("direction") == {"loss": "triplet", "gamma": 0.3}
     assert losses.defaults("language")["weight"] == 7.5
-    with pytest.raises(ValueError, match="unknown loss 'tripel'; known: contrastive, triplet"):
+    with pytest.raises(ValueError, match="unknown loss 'tripel'; known: .*contrastive, triplet"):
         losses.defaults("tripel")
 
 
