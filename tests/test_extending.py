@@ -27,7 +27,10 @@ from .pair import PairLoss
 
 
 class Logistic(PairLoss):
-    """Mean softplus of -+ scale (s - centre): cosines of one class above the centre, others below."""
+    """Mean softplus of -+ scale (s - centre).
+
+    Cosines of one class are drawn above the centre, others below.
+    """
 
     def __init__(self, scale: float = 10.0, centre: float = 0.5) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""Every notebook is a template; `python -m pumalib run` refuses before it starts, plans without training, keeps successes."""
+"""Every notebook is a template, and `python -m pumalib run` runs it.
+
+It refuses before it starts, plans without training, keeps successes.
+"""
 
 import ast
 import json
@@ -23,7 +26,8 @@ TEMPLATES = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
 PARAMETERS = 'profile = "smoke"  # name\noverrides = {}  # fields\n'
 P = (
     "from pumalib import config, study\n"
-    "p = config.profile(profile, **overrides, pretrained='random', datasets=['photos', 'aircraft'], image_size=48)\n"
+    "p = config.profile(profile, **overrides, pretrained='random', "
+    "datasets=['photos', 'aircraft'], image_size=48)\n"
 )
 
 
