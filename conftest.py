@@ -1,4 +1,7 @@
-"""Tests and notebooks under test write to a folder of their own, so that no earlier result makes them pass."""
+"""Tests and notebooks under test write to a folder of their own.
+
+No earlier result makes them pass that way.
+"""
 
 import os
 import tempfile

@@ -1,5 +1,6 @@
-"""Faults drawn by a seed: wrong settings, damaged files, kill -9.  Each ends in equal numbers or in an error of ours.
+"""Faults drawn by a seed: wrong settings, damaged files, kill -9.
 
+Each ends in equal numbers or in an error of ours.
 `pytest tests/test_faults.py --faults 1000` draws more than the test command does.
 """
 
@@ -76,7 +77,10 @@ def test_any_setting_is_taken_and_read_back_or_refused_by_its_name(request, tmp_
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What the faults are done to, undamaged: a kept run with its model, a checkpoint, images, and the numbers of all."""
+    """What the faults are done to, undamaged.
+
+    A kept run with its model, a checkpoint, images, and the numbers of all.
+    """
     home = tmp_path_factory.mktemp("faults")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "RESULTS", home)
@@ -145,7 +149,8 @@ def weights(home: Path, name: str):
     return digest
 
 
-# What is read, the files that are harmed, and whether another value may come out: of contents that name the run anew.
+# What is read, the files that are harmed, and whether another value may come out: of contents that
+# name the run anew.
 READS = {
     "kept runs": (lines, "faults/kept-*.jsonl", False),
     "checkpoint": (resumed, "stopped/checkpoint*.pt", False),

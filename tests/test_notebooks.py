@@ -1,4 +1,7 @@
-"""Every notebook is a template; `python -m pumalib run` refuses before it starts, plans without training, keeps successes."""
+"""Every notebook is a template, and `python -m pumalib run` runs it.
+
+It refuses before it starts, plans without training, keeps successes.
+"""
 
 import ast
 import json
@@ -23,7 +26,8 @@ TEMPLATES = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
 PARAMETERS = 'profile = "smoke"  # name\noverrides = {}  # fields\n'
 P = (
     "from pumalib import config, study\n"
-    "p = config.profile(profile, **overrides, pretrained='random', datasets=['photos', 'aircraft'], image_size=48)\n"
+    "p = config.profile(profile, **overrides, pretrained='random', "
+    "datasets=['photos', 'aircraft'], image_size=48)\n"
 )
 
 
@@ -241,9 +245,7 @@ def test_executed_notebooks_make_a_site(results, tmp_path):
     assert main(["run"]) == 0
     python = Path(sys.executable).parent
     place = [f"RESULTS={results.parent}", "PROFILE=smoke", f"SITE={tmp_path}/site", f"BIN={python}"]
-    subprocess.run(
-        ["make", "-o", f"{python.parent}/installed", "site", *place], cwd=paths.ROOT, check=True
-    )
+    subprocess.run(["make", "-o", ".venv/installed", "site", *place], cwd=paths.ROOT, check=True)
     pages = [
         (tmp_path / "site" / "_build" / "html" / f"{stem}.html").read_text()
         for stem in ("index", "02_two")

@@ -1,4 +1,7 @@
-"""The paper's printed numbers: transcribed faithfully, judged by their own arithmetic, its parameters counted again."""
+"""The paper's printed numbers: transcribed faithfully and judged by their own arithmetic.
+
+Its parameters are counted again.
+"""
 
 import re
 import shutil
@@ -22,7 +25,8 @@ def test_tables_are_complete_and_what_is_damaged_or_absent_is_empty():
         number: len(table) for number, table in PRINTED.items() if table.index.is_unique
     } == ROWS
     empty = {number: int(PRINTED[number].isna().sum().sum()) for number in range(2, 13)}
-    # 9: no row of specific PA (9 + 9) and no changes for the other two (18); 10: what the CNN rows do not print;
+    # 9: no row of specific PA (9 + 9) and no changes for the other two (18);
+    # 10: what the CNN rows do not print;
     # 11: the last column, cut off in our copy.
     assert {number: count for number, count in empty.items() if count} == {9: 36, 10: 8, 11: 19}
     assert PRINTED[11]["aircraft_r4"].isna().all()
@@ -79,16 +83,17 @@ def test_claims_by_the_papers_own_numbers():
     drawn = ["few-shot-linear", "few-shot-full", "half"]
     assert [name for name, said in found.items() if said.above is None] == drawn
     failing = {name: said for name, said in found.items() if said.above == 1}
-    assert (
-        {name: said.why.partition(";")[0] for name, said in failing.items()}
-        == {
-            "beats-specific-each": "PUMA over specific PA, sop: -0.4",  # and on Flowers (99.3 against 99.4)
-            "only-efficient": "specific Hyp over AdaptFormer, harmonic: -0.2",  # below 7 of 18, 2 too few
-            "stochastic-adapter": "stochastic over static, inshop: -0.5",
-            "memory-falls-short": "ArcFace over MS + XBM, harmonic: -4.9",
-            "four-universal": "PUMA over universal PA, unified: +2.1",  # 85.7 - 83.6, not 3.1
-        }
-    )
+    reasons = {name: said.why.partition(";")[0] for name, said in failing.items()}
+    assert reasons == {
+        # and on Flowers (99.3 against 99.4)
+        "beats-specific-each": "PUMA over specific PA, sop: -0.4",
+        # below 7 of 18, 2 too few
+        "only-efficient": "specific Hyp over AdaptFormer, harmonic: -0.2",
+        "stochastic-adapter": "stochastic over static, inshop: -0.5",
+        "memory-falls-short": "ArcFace over MS + XBM, harmonic: -4.9",
+        # 85.7 - 83.6, not 3.1
+        "four-universal": "PUMA over universal PA, unified: +2.1",
+    }
     assert (
         found["beats-universal"].why == "PUMA over universal PA, unified: +3.4; it decides among 18"
     )
@@ -99,7 +104,10 @@ DRAWN = {"cub": 60, "cars": 40, "sop": 80}  # classes of five queries each; sop 
 
 @pytest.fixture
 def study_of(tmp_path, monkeypatch):
-    """A profile's kept runs: each query of a class hits with the row's rate, which differs from class to class."""
+    """A profile's kept runs.
+
+    Each query of a class hits with the row's rate, which differs from class to class.
+    """
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
     train = pd.DataFrame({"dataset": ["sop"] * 50 + ["cub"] * 9 + ["cars"] * 10})
     monkeypatch.setattr(claims.data, "load", lambda data: SimpleNamespace(train=train))

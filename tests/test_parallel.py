@@ -1,4 +1,7 @@
-"""One batch in parts: two processes and micro-batches train as one process with the whole batch does."""
+"""One batch in parts: two processes and micro-batches train as one process does.
+
+The one process has the whole batch.
+"""
 
 import os
 import shutil
@@ -19,7 +22,9 @@ RECIPE = config.Training(
 )
 DATA = config.Data(datasets=("aircraft", "flowers"), image_size=48, shots=2)
 RUN = config.Run(data=DATA, pretrained="random", dim=16, method=PUMA, training=RECIPE)
-RUNS = {  # proxies and a running mean; pairs; a memory; pairs drawn at random; every weight; and micro-batches
+# proxies and a running mean; pairs; a memory; pairs drawn at random; every weight;
+# and micro-batches
+RUNS = {
     "curricularface": RUN,
     "ms": replace(RUN, loss="ms"),
     "xbm": replace(RUN, loss="xbm", method=LORA),
@@ -31,7 +36,10 @@ ODD = replace(RUN, training=replace(RECIPE, batch_size=21))
 
 
 def stopped(run, folder, steps):
-    """Train so many steps and stop; returns the gradients and the loss's state of the step after."""
+    """Train so many steps and stop.
+
+    Returns the gradients and the loss's state of the step after.
+    """
     real_backward, real_step, kept, calls = parallel.backward, torch.optim.AdamW.step, {}, []
 
     def backward(model, loss, *args):
@@ -55,7 +63,10 @@ def stopped(run, folder, steps):
 
 
 def one_of_two(rank, folder, port):
-    """A process of two: gradients of every run, the message about odd batches, and a run to its end."""
+    """A process of two.
+
+    Gradients of every run, the message about odd batches, and a run to its end.
+    """
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -72,7 +83,10 @@ def one_of_two(rank, folder, port):
 
 @pytest.fixture(scope="module")
 def gradients(tmp_path_factory):
-    """Of one process and of each of two, all going on from the same checkpoint; and where they were written."""
+    """Of one process and of each of two, and where they were written.
+
+    All go on from the same checkpoint.
+    """
     folder, alone = tmp_path_factory.mktemp("gradients"), {}
     for name, run in RUNS.items():
         stopped(run, folder / name, 1)

@@ -1,4 +1,7 @@
-"""Training: the same weights after a kill, nothing lost when something breaks, and a line that says how far it is."""
+"""Training: the same weights after a kill, and nothing lost when something breaks.
+
+A line says how far it is.
+"""
 
 import json
 import os
@@ -118,8 +121,13 @@ def test_leftovers_of_dead_processes_are_swept_and_no_others(tmp_path):
 def test_a_killed_run_goes_on_to_the_same_weights(uninterrupted, tmp_path):
     folder = tmp_path / "killed"
     (tmp_path / "run.json").write_text(RUN.to_json())
-    program = "import json, sys, pathlib; from pumalib import config, training; here = pathlib.Path(sys.argv[1]); "
-    program += "training.train(config.Run.from_dict(json.loads((here / 'run.json').read_text())), here / 'killed')"
+    program = (
+        "import json, sys, pathlib\n"
+        "from pumalib import config, training\n"
+        "here = pathlib.Path(sys.argv[1])\n"
+        "run = config.Run.from_dict(json.loads((here / 'run.json').read_text()))\n"
+        "training.train(run, here / 'killed')\n"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.DEVNULL
     )

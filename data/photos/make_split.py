@@ -1,7 +1,8 @@
-"""Writes split.csv, the images of the profiles `photos` and `photos-96`, from the folders that docs/photos.md describes.
+"""Writes split.csv, the images of the profiles `photos` and `photos-96`.
 
-Of each dataset the first half of the sorted classes is for training.  Of either half as many classes as given below are
-taken, evenly spaced, and of each class the first images by name.
+The folders it reads are described in docs/photos.md.  Of each dataset the first half of the sorted
+classes is for training.  Of either half as many classes as given below are taken, evenly spaced,
+and of each class the first images by name.
 """
 
 import sys

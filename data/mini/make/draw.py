@@ -1,9 +1,10 @@
-"""Small pictures painted with signed distances, a whole batch at a time: shapes, paint, light and lens.
+"""Small pictures painted with signed distances: shapes, paint, light and lens.
 
-A shape is a function of the plane: the distance to its edge, negative inside.  Two shapes join by `minimum`, meet by
-`maximum`, and an edge is antialiased by letting the paint fade over one pixel.  All that differs between pictures of
-a batch is an (n, 1, 1) array.
-The distances follow Inigo Quilez, "2D distance functions" (iquilezles.org/articles/distfunctions2d).
+A whole batch is painted at a time; all that differs between its pictures is an (n, 1, 1) array.
+A shape is a function of the plane: the distance to its edge, negative inside.  Two shapes join by
+`minimum`, meet by `maximum`, and an edge is antialiased by letting the paint fade over one pixel.
+The distances follow Inigo Quilez, "2D distance functions"
+(iquilezles.org/articles/distfunctions2d).
 """
 
 import numpy as np
@@ -13,7 +14,8 @@ FINE = 2 * SIZE  # side of the canvas it is painted on
 AXIS = ((np.arange(FINE, dtype=np.float32) + 0.5) / FINE * 2 - 1).astype(np.float32)
 
 
-# ---------------------------------------------------------------- shapes: distance to the edge, negative inside
+# ---------------------------------------------------------------- shapes
+# The distance to the edge, negative inside.
 
 
 def ellipse(x, y, a, b):
@@ -51,7 +53,10 @@ def polygon(x, y, *points):
 
 
 def rosette(x, y, count, inner, outer, sharpness):
-    """A star of `count` rounded arms between the radii `inner` and `outer`; sharpness > 1 makes them pointed."""
+    """A star of `count` rounded arms between the radii `inner` and `outer`.
+
+    A sharpness above 1 makes them pointed.
+    """
     wave = np.abs(np.cos(np.arctan2(y, x) * count / 2)) ** sharpness
     return np.hypot(x, y) - (inner + (outer - inner) * wave)
 
@@ -63,7 +68,10 @@ def turned(x, y, angle, centre=(0.0, 0.0)):
 
 
 def pattern(x, y, kind, angle, period, width):
-    """An endless motif: kind 0 stripes, 1 checks, 2 dots, 3 zigzag; `width` is the painted share of a period."""
+    """An endless motif: kind 0 stripes, 1 checks, 2 dots, 3 zigzag.
+
+    `width` is the painted share of a period.
+    """
     x, y = turned(x, y, angle)
 
     def saw(z):  # 0 in the middle of a period
@@ -141,7 +149,10 @@ class Canvas:
         self.paint(distance, colour)
 
     def scene(self, *colours, clutter=4, strength=0.8):
-        """A place of any two colours (or those given) with `clutter` shapes of any colour lying about."""
+        """A place of any two colours (or those given).
+
+        `clutter` shapes of any colour lie about.
+        """
         below, above = colours if colours else (self.colour((0, 0.7)), self.colour((0, 0.7)))
         slope = np.clip(0.5 + self.any(-0.6, 0.6) * self.u + self.any(-0.6, 0.6) * self.v, 0, 1)[
             ..., None
@@ -160,7 +171,10 @@ class Canvas:
         self.paint(shape, self.colour(), strength[..., None], 2 / FINE)
 
     def veil(self, chance=0.5):
-        """Something before the object in a share of the pictures: a disc or bar that covers a part of it."""
+        """Something before the object in a share of the pictures.
+
+        It is a disc or a bar that covers a part of the object.
+        """
         angle, far = self.any(-3.2, 3.2), self.any(0.5, 1.0)
         x, y = turned(self.u, self.v, self.any(-3, 3), (far * np.cos(angle), far * np.sin(angle)))
         shape = np.where(
@@ -171,7 +185,10 @@ class Canvas:
         self.paint(shape, self.colour(), (self.any() < chance)[..., None], 2 / FINE)
 
     def develop(self, light=0.3, noise=0.01):
-        """Light the scene, average the fine pixels, add the sensor's noise: (n, 48, 48, 3) uint8."""
+        """Light the scene, average the fine pixels, add the sensor's noise.
+
+        Returns (n, 48, 48, 3) uint8.
+        """
         small = self.image.reshape(self.n, SIZE, 2, SIZE, 2, 3).mean((2, 4))
         return lit(self.rng, small, light, noise)
 
@@ -196,8 +213,9 @@ def lit(rng, images, light=0.3, noise=0.01):
 def warp(rng, sources, turn, zoom, shift, squeeze=0.0, fine=False):
     """Look at each square source, (n, H, H, c) floats, from another viewpoint: (n, 48, 48, c).
 
-    `turn` in radians, `zoom` = (smallest, largest) share of the source that is seen, `shift` in half sources, `squeeze`
-    shears; what lies beyond a source repeats its edge.  `fine`: (n, 96, 96, c), not yet averaged.
+    `turn` in radians, `zoom` = (smallest, largest) share of the source that is seen, `shift` in
+    half sources, `squeeze` shears; what lies beyond a source repeats its edge.  `fine`:
+    (n, 96, 96, c), not yet averaged.
     """
     n, side = sources.shape[:2]
     u, v = turned(AXIS[None, None, :], AXIS[None, :, None], rng.uniform(-turn, turn, (n, 1, 1)))

@@ -1,10 +1,10 @@
 """The drawn datasets of `mini`: birds, flowers, garments, vehicles, aircraft.
 
-A family is one function of its traits, (n, 1, 1) arrays of levels, that say which class is drawn; pose, size, light,
-surroundings, what stands before it, and whatever else the function draws from its canvas differ between two pictures
-of one class.  Which is which conflicts between families, the challenge of Sec. 3.3: plumage alone tells birds apart
-and paint says nothing of a vehicle; a flower may be seen from any side and a garment hangs upright, for the direction
-of its pattern counts.
+A family is one function of its traits, (n, 1, 1) arrays of levels, that say which class is drawn;
+pose, size, light, surroundings, what stands before it, and whatever else the function draws from
+its canvas differ between two pictures of one class.  Which is which conflicts between families, the
+challenge of Sec. 3.3: plumage alone tells birds apart and paint says nothing of a vehicle; a flower
+may be seen from any side and a garment hangs upright, for the direction of its pattern counts.
 """
 
 import numpy as np
@@ -82,7 +82,10 @@ def birds(rng, back, belly, crown):
 
 
 def flowers(rng, eye, petals, form, hue):
-    """Number, form and colour of the petals and the tone of the eye are the class; meadow and view are chance."""
+    """Number, form and colour of the petals and the tone of the eye are the class.
+
+    Meadow and view are chance.
+    """
     c = Canvas(rng, len(petals), turn=np.pi, zoom=(0.7, 1.0), shift=0.15, squeeze=0.2)
     c.scene(clutter=1, strength=0.5)
     for _ in range(2):
@@ -105,7 +108,10 @@ def flowers(rng, eye, petals, form, hue):
 
 
 def garments(rng, cut, motif, angle, width, period):
-    """Cut and pattern are the class; the dye of cloth and print, the room and the folds are chance."""
+    """Cut and pattern are the class.
+
+    The dye of cloth and print, the room and the folds are chance.
+    """
     c = Canvas(rng, len(cut), turn=0.08, zoom=(0.8, 1.0), shift=0.08, squeeze=0.08, mirror=False)
     c.scene(clutter=2, strength=0.5)
     x, y, m = (

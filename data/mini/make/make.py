@@ -1,10 +1,13 @@
-"""Make the images of `mini`: python data/mini/make/make.py writes the sheets and images.csv beside this folder.
+"""Make the images of `mini`.
 
-Digits, glyphs and photos come from what scikit-learn and matplotlib ship; birds, flowers, garments, vehicles and
-aircraft are drawn (families.py).  The shares of the train images follow Table 1 of the paper (the dataset whose role
-each plays stands in `SIZES`).  Difficulty was set on held-out training classes, by the frozen embedded backbone and by
-full fine-tuning.  Other versions of numpy, scikit-learn, matplotlib or Pillow than those named in ../README.md may draw
-other pixels.  What the backbones are trained on is drawn by world.py and shares no family with this file.
+`python data/mini/make/make.py` writes the sheets and images.csv beside this folder.
+
+Digits, glyphs and photos come from what scikit-learn and matplotlib ship; birds, flowers, garments,
+vehicles and aircraft are drawn (families.py).  The shares of the train images follow Table 1 of the
+paper (the dataset whose role each plays stands in `SIZES`).  Difficulty was set on held-out
+training classes, by the frozen embedded backbone and by full fine-tuning.  Other versions of numpy,
+scikit-learn, matplotlib or Pillow than those named in ../README.md may draw other pixels.  What the
+backbones are trained on is drawn by world.py and shares no family with this file.
 """
 
 import unicodedata
@@ -27,7 +30,8 @@ SIDE, CELL = (
 )  # pixels: a picture, and its cell of a sheet with the gap on the right and below
 COLUMNS = 48  # pictures side by side on a sheet, at most
 
-# dataset -> (train classes, images per train class, test classes, images per test class); a fraction: on average
+# dataset -> (train classes, images per train class, test classes, images per test class);
+# a fraction: on average
 SIZES = {
     "glyphs": (400, 8.2, 200, 6),  # SOP: 42 % of the train images, many classes of few images
     "garments": (170, 8.4, 90, 8),  # In-Shop: 18 %, queries and gallery apart
@@ -41,8 +45,9 @@ SIZES = {
 
 
 def build() -> tuple[pd.DataFrame, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """A row of images.csv for each image, and of each dataset its pictures (n, 48, 48) and their palette (255, 3).
+    """A row of images.csv for each image, and the pictures of each dataset.
 
+    Of a dataset: its pictures (n, 48, 48) and their palette (255, 3).
     A class fills neighbouring cells of one row of its sheet; the classes follow one another.
     """
     tables, pictures = [], {}
@@ -88,7 +93,10 @@ def write(folder: Path) -> None:
 
 
 def _quantised(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures (n, 48, 48) uint8 of at most 255 colours and their palette (255, 3), fitted to a part of the pixels."""
+    """Pictures (n, 48, 48) uint8 of at most 255 colours, and their palette (255, 3).
+
+    The palette is fitted to a part of the pixels.
+    """
     some = Image.fromarray(images.reshape(-1, 1, 3)[:: len(images) // 40 + 1]).quantize(
         255, kmeans=1
     )
@@ -123,7 +131,10 @@ def _starts(counts: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _make(dataset, counts, train, rng) -> tuple[np.ndarray, list[str]]:
-    """Images of as many classes as `counts` has entries, class by class, and their names; the first `train` train."""
+    """Images of as many classes as `counts` has entries, class by class, and their names.
+
+    The first `train` classes are for training.
+    """
     sources = {"glyphs": _glyphs, "digits": _digits, "photos": _photos}
     if dataset in sources:
         return sources[dataset](counts, train, rng)
@@ -171,7 +182,10 @@ def _glyph(character: str, font: str, size: int, weight: int = 0) -> np.ndarray:
 
 @cache
 def characters() -> list[str]:
-    """Letters and signs that every face has, no two of one shape (Latin A stays, Greek Alpha goes), none a digit's."""
+    """Letters and signs that every face has, no two of one shape and none of a digit's.
+
+    Latin A stays, Greek Alpha goes.
+    """
     have = [set(FT2Font(_font(name, 24).path).get_charmap()) for family in FACES for name in family]
     kept, shapes = (
         [],
@@ -196,7 +210,10 @@ def characters() -> list[str]:
 
 
 def _shape(character: str) -> np.ndarray | None:
-    """The character's ink stretched over 16 x 16 pixels, as a unit vector; None for a mere line or dot."""
+    """The character's ink stretched over 16 x 16 pixels, as a unit vector.
+
+    None for a mere line or dot.
+    """
     ink = Image.fromarray((255 * _glyph(character, "DejaVuSans.ttf", 32)).astype(np.uint8))
     left, top, right, bottom = ink.getbbox() or (0, 0, 0, 0)
     if min(right - left, bottom - top) < 8:
@@ -207,7 +224,10 @@ def _shape(character: str) -> np.ndarray | None:
 
 
 def _glyph_names(chosen: list[str]) -> list[str]:
-    """The words of Unicode's names in at most 24 characters, with the code point where two would be one."""
+    """The words of Unicode's names in at most 24 characters.
+
+    Where two would be one, the code point stands behind.
+    """
     names, drop = [], ("LATIN", "LETTER", "SIGN", "WITH", "AND", "SYMBOL")
     for character in chosen:
         words = [word for word in unicodedata.name(character).split() if word not in drop]
@@ -218,7 +238,10 @@ def _glyph_names(chosen: list[str]) -> list[str]:
 
 
 def _glyphs(counts, train, rng):
-    """Class = character; instance = face, weight, size, slant, place, two colours and what lies about."""
+    """Class = character.
+
+    Instance = face, weight, size, slant, place, two colours and what lies about.
+    """
     chosen = [characters()[i] for i in rng.permutation(len(characters()))[: len(counts)]]
     masks = []
     for character, count in zip(chosen, counts):
@@ -235,7 +258,8 @@ def _glyphs(counts, train, rng):
 def _digits(counts, train, rng):
     """Class = number of two digits, both handwritten (scikit-learn's real 8 x 8 images).
 
-    Half of the written digits is for the training classes, half for the test classes; one may stand in two numbers.
+    Half of the written digits is for the training classes, half for the test classes; one may stand
+    in two numbers.
     """
     data, words = (
         load_digits(),
@@ -260,7 +284,10 @@ def _digits(counts, train, rng):
 
 
 def _inked(rng, masks, clutter, sharpen=1.0, **view):
-    """What is written, dark on pale paper, seen from somewhere; other things lie on the page, some on the writing."""
+    """What is written, dark on pale paper, seen from somewhere.
+
+    Other things lie on the page, some on the writing.
+    """
     blocks = []
     for block in np.array_split(masks, len(masks) // 64 + 1):
         c = draw.Canvas(rng, len(block))

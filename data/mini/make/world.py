@@ -1,9 +1,10 @@
-"""What the embedded backbones are trained on: fifteen kinds of drawn picture that are in no dataset of `mini`.
+"""What the embedded backbones are trained on: fifteen kinds of drawn picture, none of `mini`.
 
-A family is one function of its traits, (n, 1, 1) arrays in [0, 1) that say which class is drawn; what it draws from the
-canvas differs between two pictures of one class.  Each class is a random point of its family's traits.  No font, no
-digit and no photograph; none of these families is in the benchmark (two functions that draw, `rosette` and `pattern`,
-serve both), and nothing of the benchmark is read here.
+A family is one function of its traits, (n, 1, 1) arrays in [0, 1) that say which class is drawn;
+what it draws from the canvas differs between two pictures of one class.  Each class is a random
+point of its family's traits.  No font, no digit and no photograph; none of these families is in a
+dataset of the benchmark (two functions that draw, `rosette` and `pattern`, serve both), and nothing
+of the benchmark is read here.
 """
 
 import inspect
@@ -16,7 +17,10 @@ FAMILIES = {}  # name -> what paints it, and its number of traits
 
 
 def family(traits=None, bare=False, clutter=4, **pose):
-    """Make a picture of what a function paints: in a scene (unless `bare`: it paints its own), something before it."""
+    """Make a picture of what a function paints: in a scene, with something before it.
+
+    A `bare` one paints its own scene.
+    """
 
     def register(paint):
         def picture(rng, *levels):
@@ -299,7 +303,10 @@ def landscapes(c, horizon, ridges, rough, shift, sun, sky, ground, lake):
 
 @family(traits=8, turn=0.4, squeeze=0.25)
 def blobs(c, *waves):
-    """Flat shapes with a wavy edge: the class is the outline, four waves of it with their phases."""
+    """Flat shapes with a wavy edge.
+
+    The class is the outline, four waves of it with their phases.
+    """
     angle, radius = np.arctan2(c.y, c.x), 0.62
     for number, (size, phase) in enumerate(zip(waves[::2], waves[1::2]), 1):
         radius = radius + 0.3 / number**0.5 * (size - 0.3) * np.sin(number * angle + 6.3 * phase)
@@ -321,9 +328,10 @@ def shards(c, *corners):
 
 
 def leaves(rng, n, side=120, count=160):
-    """N textures, (n, side, side, 3) floats: opaque discs and bars of all sizes fallen over one another.
+    """N textures, (n, side, side, 3) floats.
 
-    The dead-leaves model, whose statistics resemble photographs (Lee, Mumford and Huang, IJCV 2001).
+    Opaque discs and bars of all sizes fallen over one another: the dead-leaves model, whose
+    statistics resemble photographs (Lee, Mumford and Huang, IJCV 2001).
     """
     axis = np.linspace(-1, 1, side, dtype=np.float32)
 
@@ -353,7 +361,9 @@ def leaves(rng, n, side=120, count=160):
 def pretraining_images(
     classes: int = 60, per_class: int = 36, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Pictures of `classes` classes of each family; another seed gives other pictures of the same classes.
+    """Pictures of `classes` classes of each family.
+
+    Another seed gives other pictures of the same classes.
 
     Returns:
         pixels (n, 48, 48, 3) uint8, labels (n,) int, and the name "family number" of each label.
