@@ -22,7 +22,7 @@ from ..training import run_folder
 from . import kept_line
 from .kept_line import Line
 
-MODEL = models.saved.FILE
+MODEL = models.saved.MODEL_FILE
 # Lines of a file: 3 MB of `mini`.
 FULL = 250
 REPEATED = "repeated.jsonl"
