@@ -57,7 +57,7 @@ def store(tmp_path):
 @pytest.fixture
 def embedded(monkeypatch):
     """The names of the files that were decoded to be embedded."""
-    decode = index.batches.decode
+    decode = index.decode
     names = []
 
     def noted(source, upright=False):
@@ -65,7 +65,7 @@ def embedded(monkeypatch):
             names.append(source.name)
         return decode(source, upright)
 
-    monkeypatch.setattr(index.batches, "decode", noted)
+    monkeypatch.setattr(index, "decode", noted)
     return names
 
 

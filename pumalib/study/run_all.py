@@ -262,13 +262,20 @@ def embed_kept(
     rows: pd.DataFrame,
     data: Data | None = None,
     train: bool = False,
-    **options: Any,
+    *,
+    prompt_weights: bool = False,
 ) -> Any:
-    """`embedder.embed_rows` by the model of a kept run.
+    """Embed rows by the model of a kept run: (n, dim) float32.
 
-    `rows` are of the run's own benchmark, or of `data`; `train` as in `model`.
+    `rows` are of the run's own benchmark, or of `data`; `train` as in `model`.  With
+    `prompt_weights` it returns what `embedder.embed_with_prompt_weights` does.
     """
     trained = model(name, profile, train)
     settings = trained.run.data
-    options["device"] = training.choose_device(trained.run.training.device)
-    return embedder.embed_rows(trained.model, load(data or settings), rows, settings, **options)
+    benchmark = load(data or settings)
+    device = training.choose_device(trained.run.training.device)
+    if prompt_weights:
+        return embedder.embed_with_prompt_weights(
+            trained.model, benchmark, rows, settings, device=device
+        )
+    return embedder.embed_rows(trained.model, benchmark, rows, settings, device=device)
