@@ -48,7 +48,7 @@ def _train(name: str, run: Run, profile: str) -> Outcome | None:
         parallel.join(training.choose_device(run.training.device))
         training.train(run, folder)
         parallel.leave()  # if nothing was left to train
-    if not parallel.first():
+    if not parallel.is_first():
         return None
 
     now = run_folder.read_record(folder)
@@ -64,7 +64,7 @@ def _train(name: str, run: Run, profile: str) -> Outcome | None:
 @contextmanager
 def _held_by_the_first(folder: Path) -> Iterator[None]:
     """Lock a run's folder before the other processes are let in; they do not ask for it."""
-    if not parallel.first():
+    if not parallel.is_first():
         yield
         return
     with store.held(folder):

@@ -54,7 +54,7 @@ def _name_and_images(run: Run) -> tuple[str, int]:
         known = _expected_images(run.data)
         if known is None:
             raise
-        name = run_folder.name(run, "unknown", "unknown")
+        name = run_folder.name_by_digests(run, "unknown", "unknown")
         images = known
     if run.method.name == "pretrained":  # it trains nothing
         return name, 0
