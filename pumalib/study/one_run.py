@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import evaluation, paths, training
+from .. import paths, training
 from ..config import Run
 from ..training import parallel, run_folder
-from . import runs, store
+from . import store
+from .runs import run_of
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Report:
     """What came out of a training, in words, and whether it is what had been kept before."""
 
-    said: str
+    text: str
     agrees: bool = True
 
 
@@ -25,7 +26,7 @@ def is_kept(name: str, profile: str) -> bool:
     return name in store.read(profile)
 
 
-def train_new(run: Run, profile: str) -> Outcome | None:
+def train_new(run: Run, profile: str) -> Report | None:
     """Train a run where notebooks look for it, or go on where it stopped.
 
     None in all processes but the first, which tells.  Raises what `training.train` raises.
@@ -33,15 +34,15 @@ def train_new(run: Run, profile: str) -> Outcome | None:
     return _train(training.run_name(run), run, profile)
 
 
-def train_again(name: str, profile: str) -> Outcome | None:
+def train_again(name: str, profile: str) -> Report | None:
     """Train the model of a kept run again, and compare its numbers with those that are kept.
 
     Other numbers are kept beside them.  None and errors as of `train_new`.
     """
-    return _train(name, runs.run_of(name, profile), profile)
+    return _train(name, run_of(name, profile), profile)
 
 
-def _train(name: str, run: Run, profile: str) -> Outcome | None:
+def _train(name: str, run: Run, profile: str) -> Report | None:
     was_kept = is_kept(name, profile)
     folder = store.folder(name, profile)
     with _held_by_the_first(folder):
@@ -54,11 +55,11 @@ def _train(name: str, run: Run, profile: str) -> Outcome | None:
     now = run_folder.read_record(folder)
     lines = [paths.shown(folder), f"R@1: {_accuracies(now)}"]
     if not was_kept:
-        return Outcome("\n".join(lines))
+        return Report("\n".join(lines))
     repeat = store.compare_repeat(folder, profile)
     lines.append(f"kept: {_accuracies(repeat.kept)}")
     lines.append(_verdict(repeat))
-    return Outcome("\n".join(lines), repeat.agree)
+    return Report("\n".join(lines), repeat.agree)
 
 
 @contextmanager
@@ -79,8 +80,8 @@ def _accuracies(record: Mapping[str, Any]) -> str:
 def _verdict(repeat: store.Repeat) -> str:
     if repeat.agree:
         return "They agree: all numbers, and the hit of every query, are those that were kept."
-    kept = _hits(repeat.kept)
-    again = _hits(repeat.again)
+    kept = store.unpacked(repeat.kept, "hits")
+    again = store.unpacked(repeat.again, "hits")
     device = repeat.kept["environment"]["device"]
     here = repeat.again["environment"]["device"]
     if kept.keys() != again.keys():
@@ -93,8 +94,3 @@ def _verdict(repeat: store.Repeat) -> str:
         f"They differ: {what} (kept: trained on {device}; now: on {here}).  The new numbers are "
         "kept beside, in repeated.jsonl."
     )
-
-
-def _hits(record: Mapping[str, Any]) -> dict[str, Any]:
-    counts = {row["dataset"]: row["queries"] for row in record["table"]}
-    return {name: evaluation.unpack(text, counts[name]) for name, text in record["hits"].items()}
