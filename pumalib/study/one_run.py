@@ -80,17 +80,22 @@ def _accuracies(record: Mapping[str, Any]) -> str:
 def _verdict(repeat: store.Repeat) -> str:
     if repeat.agree:
         return "They agree: all numbers, and the hit of every query, are those that were kept."
-    kept = store.unpacked(repeat.kept, "hits")
-    again = store.unpacked(repeat.again, "hits")
     device = repeat.kept["environment"]["device"]
     here = repeat.again["environment"]["device"]
-    if kept.keys() != again.keys():
-        what = "other datasets were tested"
-    else:
-        other = sum(int((kept[name] != again[name]).sum()) for name in kept if name != "unified")
-        total = sum(len(hits) for name, hits in kept.items() if name != "unified")
-        what = f"R@1 is another for {other:,} of {total:,} queries"
     return (
-        f"They differ: {what} (kept: trained on {device}; now: on {here}).  The new numbers are "
-        "kept beside, in repeated.jsonl."
+        f"They differ: {_what_differs(repeat)} (kept: trained on {device}; now: on {here}).  "
+        "The new numbers are kept beside, in repeated.jsonl."
     )
+
+
+def _what_differs(repeat: store.Repeat) -> str:
+    kept = store.unpacked(repeat.kept, "hits")
+    again = store.unpacked(repeat.again, "hits")
+    if kept.keys() != again.keys():
+        return "other datasets were tested"
+    datasets = [name for name in kept if name != "unified"]
+    other = sum(int((kept[name] != again[name]).sum()) for name in datasets)
+    total = sum(len(kept[name]) for name in datasets)
+    if other == 0:
+        return "R@1 of every query in its own dataset is the same, other numbers are not"
+    return f"R@1 is another for {other:,} of {total:,} queries"
