@@ -168,15 +168,15 @@ def train(
             raise click.UsageError(
                 f"{method} is a kept run, trained again as it is: leave out -p, -s, --loss, --seed"
             )
-        outcome = one_run.train_again(method, chosen.name)
+        report = one_run.train_again(method, chosen.name)
     else:
         config.method(method, **settings)  # refuses what is no setting of a method
         new = chosen.run(method, loss=loss, seed=seed, **settings)
-        outcome = one_run.train_new(new, chosen.name)
-    if outcome is None:  # of another process
+        report = one_run.train_new(new, chosen.name)
+    if report is None:  # of another process
         return 0
-    click.echo(outcome.said)
-    return int(not outcome.agrees)
+    click.echo(report.text)
+    return int(not report.agrees)
 
 
 @cli.group()

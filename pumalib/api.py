@@ -35,7 +35,7 @@ def list_losses() -> list[str]:
     >>> "curricularface" in pumalib.list_losses()
     True
     """
-    return list(losses.list_losses())
+    return losses.list_losses()
 
 
 def list_benchmarks() -> list[str]:
@@ -45,7 +45,7 @@ def list_benchmarks() -> list[str]:
     >>> "folders" in pumalib.list_benchmarks()
     True
     """
-    return list(data.list_benchmarks())
+    return data.list_benchmarks()
 
 
 def train(

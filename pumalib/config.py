@@ -35,7 +35,7 @@ NUMBERS = 3  # raise it when a change of the code changes the numbers of finishe
 CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-# ---- What a field may hold
+# ---- what a field may hold
 
 
 def _no_bool(value: Any) -> Any:
@@ -51,10 +51,10 @@ def _ordered(pair: tuple) -> tuple:
     return pair
 
 
-def _distinct(some: tuple) -> tuple:
-    if not some or len(set(some)) < len(some):
+def _distinct(values: tuple) -> tuple:
+    if not values or len(set(values)) < len(values):
         raise ValueError("give one or more, each once")
-    return some
+    return values
 
 
 _Number = BeforeValidator(_no_bool)
@@ -88,7 +88,7 @@ def _is_asked_for(info: ValidationInfo) -> bool:
     return not (info.context or {}).get("kept")
 
 
-# ---- The parts of a run
+# ---- what a run is made of
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -269,7 +269,7 @@ class Training:
     # "auto": bfloat16 on CUDA, float32 elsewhere.
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
-    # What follows cannot change a number beyond rounding, and is no part of a run's identity.
+    # What follows (NOT_IN_IDENTITY) cannot change a number beyond rounding.
     # Images per forward pass; 0 = the whole batch; less memory, the same gradient.
     micro_batch: Count = 0
     # Processes that decode images.
@@ -291,7 +291,7 @@ class Training:
         return self
 
 
-PLACES = ("micro_batch", "workers", "device", "checkpoint_seconds", "recompute")
+NOT_IN_IDENTITY = ("micro_batch", "workers", "device", "checkpoint_seconds", "recompute")
 
 
 def _require_weights(backbone: str, pretrained: str) -> None:
@@ -355,7 +355,7 @@ class Run:
             content["more"] = dict(more)
         del content["data"]["root"]
         del content["data"]["split"]
-        for key in PLACES:
+        for key in NOT_IN_IDENTITY:
             del content["training"][key]
         return short_hash(content)
 
@@ -391,7 +391,7 @@ def short_hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
-# ---- Profiles
+# ---- profiles
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -506,21 +506,21 @@ def profile(name: str, /, **changes: Any) -> Profile:
     _require_known(where, asked, overridable())
 
     # The data.  A split is of the images of its own root.
-    of_data = _part(asked, Data)
+    of_data = _only_fields(asked, Data)
     if "root" in of_data and "split" not in of_data:
         of_data["split"] = None
     own: dict[str, Any] = {"data": _changed(read.data, of_data, where)}
 
     # The training.  What is asked for wins over the two recipes too.
-    of_training = _part(asked, Training)
+    of_training = _only_fields(asked, Training)
     own["training"] = _changed(read.training, of_training, where)
-    own["full"] = _less(read.full, of_training)
-    own["frozen"] = _less(read.frozen, of_training)
+    own["full"] = _without(read.full, of_training)
+    own["frozen"] = _without(read.frozen, of_training)
 
     # The profile.  Seeds that are asked for are for all rows.
     if "seeds" in asked:
         own["side_seeds"] = ()
-    own.update(_part(asked, Profile))
+    own.update(_only_fields(asked, Profile))
     return _changed(read, own, where)
 
 
@@ -600,7 +600,7 @@ def read_yaml(text: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-# ---- Checks, and what they say
+# ---- checks, and what they say
 
 
 def checked(where: str, cls: Any, content: Any, kept: bool = False) -> Any:
@@ -617,14 +617,14 @@ def checked(where: str, cls: Any, content: Any, kept: bool = False) -> Any:
     raise ValueError(_complaint(where, cls, first))
 
 
-_PARTS = {"data": Data, "method": Method, "training": Training}
+_SECTIONS = {"data": Data, "method": Method, "training": Training}
 
 
 def _complaint(where: str, cls: Any, error: Mapping[str, Any]) -> str:
     place = [str(part) for part in error["loc"]]
     if error["type"] == "unexpected_keyword_argument":
         *above, key = place
-        owner = _PARTS[above[-1]] if above else cls
+        owner = _SECTIONS[above[-1]] if above else cls
         return f"{', '.join([where, *above])}: {_unknown(key, _names(owner))}"
     message = error["msg"].removeprefix("Value error, ")
     message = message.replace("Input should", "it should").replace("tuple", "list")
@@ -654,13 +654,13 @@ def _names(cls: Any) -> list[str]:
     return [one.name for one in fields(cls)]
 
 
-def _part(changes: Mapping[str, Any], cls: type) -> dict[str, Any]:
-    """Those of some changes that are fields of `cls`."""
+def _only_fields(changes: Mapping[str, Any], cls: type) -> dict[str, Any]:
+    """Those of the `changes` that are fields of `cls`."""
     return {name: changes[name] for name in _names(cls) if name in changes}
 
 
-def _less(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Settings without those of some names."""
+def _without(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The settings but those of the `names`."""
     return {name: value for name, value in settings.items() if name not in names}
 
 

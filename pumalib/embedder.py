@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from .models import EmbeddingModel, backbones, load_model
 from .progress import bar
 
 # Images that pass the network at a time where a benchmark is embedded.
-_ROWS = 256
+_BATCH = 256
 # The benchmark whose pictures have the network's size, and are shown as they are.
 _SHOWN_AS_THEY_ARE = "mini"
 
@@ -38,7 +38,6 @@ def load(
 # ---- a benchmark's images
 
 
-@overload
 def embed_rows(
     model: EmbeddingModel,
     benchmark: Benchmark,
@@ -47,42 +46,31 @@ def embed_rows(
     *,
     device: str | torch.device = "cpu",
     workers: int = 0,
-    prompt_weights: Literal[False] = False,
-) -> np.ndarray: ...
-
-
-@overload
-def embed_rows(
-    model: EmbeddingModel,
-    benchmark: Benchmark,
-    rows: pd.DataFrame,
-    settings: Data,
-    *,
-    device: str | torch.device = "cpu",
-    workers: int = 0,
-    prompt_weights: Literal[True],
-) -> tuple[np.ndarray, np.ndarray | None]: ...
-
-
-def embed_rows(
-    model: EmbeddingModel,
-    benchmark: Benchmark,
-    rows: pd.DataFrame,
-    settings: Data,
-    *,
-    device: str | torch.device = "cpu",
-    workers: int = 0,
-    prompt_weights: bool = False,
-) -> np.ndarray | tuple[np.ndarray, np.ndarray | None]:
+) -> np.ndarray:
     """Embed rows of a benchmark, by the test view of `settings`: (n, dim) float32.
 
-    `workers` processes decode the images; 0: this one.  With `prompt_weights` it returns the
-    embeddings and the weights (n, M) of a pool's prompts, or None.  Raises ImageError.
+    `workers` processes decode the images; 0: this one.  Raises ImageError.
     """
+    embeddings, _ = embed_with_prompt_weights(
+        model, benchmark, rows, settings, device=device, workers=workers
+    )
+    return embeddings
+
+
+def embed_with_prompt_weights(
+    model: EmbeddingModel,
+    benchmark: Benchmark,
+    rows: pd.DataFrame,
+    settings: Data,
+    *,
+    device: str | torch.device = "cpu",
+    workers: int = 0,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """`embed_rows`, and the weights (n, M) of the pool's prompts, None without a pool (Fig. 4)."""
     model.eval()
     view = View(settings, *backbones.normalisation(model.backbone))
-    parts = np.split(np.arange(len(rows)), range(_ROWS, len(rows), _ROWS))
-    plan = batches.Plan(benchmark, rows, parts, view, workers=workers, device=device)
+    positions = np.split(np.arange(len(rows)), range(_BATCH, len(rows), _BATCH))
+    plan = batches.Plan(benchmark, rows, positions, view, workers=workers, device=device)
     embeddings = []
     weights = []
     with torch.inference_mode():
@@ -91,9 +79,9 @@ def embed_rows(
             embeddings.append(embedded)
             if chosen is not None:
                 weights.append(chosen)
-    if not prompt_weights:
-        return _joined(embeddings)
-    return _joined(embeddings), _joined(weights) if weights else None
+    if not weights:
+        return _joined(embeddings), None
+    return _joined(embeddings), _joined(weights)
 
 
 def _joined(parts: list[Tensor]) -> np.ndarray:
@@ -125,10 +113,10 @@ class Embedder:
         """Embed one image, or an iterable of images: (n, dim) float32.
 
         An image is a file's path, a PIL image or an array (H, W, 3) uint8, and it makes no
-        difference which: each is resized and cropped as the run's test images were.  A model of
-        `mini` was trained and tested on pictures of the network's own size as they are; to it,
-        every picture of that very size is shown as it is.  Images that are `prepared` are instead
-        tensors (3, size, size), normalised for the network already.
+        difference which: each is resized and cropped as the run's test images were.  (But the
+        pictures of `mini` have the network's size: to a model of it, a picture of that size is
+        shown as it is.)  `prepared` images are instead tensors (3, size, size), normalised for the
+        network already.
 
         A generator is read a batch at a time.  Raises ValueError for what is no image, and says
         at which position.

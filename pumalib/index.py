@@ -17,7 +17,8 @@ import pandas as pd
 from PIL import Image
 
 from . import paths
-from .data import batches, folders
+from .data import folders
+from .data.images import ImageError, decode
 from .embedder import Embedder
 from .models import backbones
 from .progress import bar
@@ -28,8 +29,8 @@ TABLE_FILE = "files.csv"
 PART = 10_000
 # Images that are compared with all others in one call.
 BLOCK = 1000
-# Of the table of files.
-KINDS = {"path": str, "size": "int64", "mtime": "int64"}
+# The columns of the table of files, and their types.
+COLUMNS = {"path": str, "size": "int64", "mtime": "int64"}
 
 
 def list_images(folder: Path) -> pd.DataFrame:
@@ -52,7 +53,7 @@ def list_images(folder: Path) -> pd.DataFrame:
         rows.append((path.as_posix(), state.st_size, state.st_mtime_ns))
     if not rows:
         raise ValueError(f"{folder} holds no image at any depth ({', '.join(folders.EXTENSIONS)})")
-    return pd.DataFrame(rows, columns=list(KINDS)).sort_values("path", ignore_index=True)
+    return pd.DataFrame(rows, columns=list(COLUMNS)).sort_values("path", ignore_index=True)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class FolderIndex:
     one for each folder of images.  In it each model has a folder of its own, named by a hash of
     its weights, settings and image transform, so that vectors of two models never meet.  Images
     are known by their path below `folder`, their size and their time of change: a folder that was
-    moved, and its files with their times, keeps its index under the same `store`.
+    moved with the times of its files keeps its index, as long as `store` is the same.
 
     `table` lists the images in the index: columns path, size (bytes) and mtime (ns), by a number
     that an image keeps until it changes.  What was written before is there at once; `update`
@@ -176,7 +177,8 @@ class FolderIndex:
 
     def vectors(self) -> np.ndarray:
         """Get the embeddings of all images, (n, dim) float32 of length 1, as ordered in `table`."""
-        stored = self._vectors.index.reconstruct_n(0, self._vectors.ntotal)
+        # A tensor where faiss.contrib.torch_utils, as of pytorch-metric-learning, is imported.
+        stored = np.asarray(self._vectors.index.reconstruct_n(0, self._vectors.ntotal))
         places = pd.Index(faiss.vector_to_array(self._vectors.id_map)).get_indexer(self.table.index)
         return stored[places]
 
@@ -191,8 +193,8 @@ class FolderIndex:
             # One at a time: a folder need not fit into memory.
             for file in bar(files, desc="embedding", unit="image", delay=1):
                 try:
-                    picture = batches.decode(self.folder / file, upright=True)
-                except batches.ImageError as error:
+                    picture = decode(self.folder / file, upright=True)
+                except ImageError as error:
                     unreadable[file] = type(error.__cause__).__name__
                     continue
                 read.append(file)
@@ -212,7 +214,7 @@ class FolderIndex:
                 raise ValueError(f"{image} cannot be read as an image ({why})")
             return embedded.vectors
         if isinstance(image, Image.Image):
-            image = batches.decode(image, upright=True)
+            image = decode(image, upright=True)
         vector = self.embedder.embed([image], progress=False)
         faiss.normalize_L2(vector)
         return vector
@@ -255,11 +257,13 @@ class FolderIndex:
         """Take what stands in both files of the store, or nothing where they were never written."""
         if not (self.store / TABLE_FILE).is_file():
             self._vectors = faiss.IndexIDMap2(faiss.IndexFlatIP(self.embedder.model.dim))
-            self.table = pd.DataFrame(columns=list(KINDS)).astype(KINDS).rename_axis("id")
+            self.table = pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS).rename_axis("id")
             self._next_number = 0
             return
         vectors: Any = faiss.read_index(str(self.store / INDEX_FILE))
-        table = pd.read_csv(self.store / TABLE_FILE, index_col="id", dtype={"id": "int64", **KINDS})
+        table = pd.read_csv(
+            self.store / TABLE_FILE, index_col="id", dtype={"id": "int64", **COLUMNS}
+        )
         numbers = faiss.vector_to_array(vectors.id_map)
         # A number that stood in either of them is not given again.
         self._next_number = 1 + max([-1, *numbers.tolist(), *table.index.tolist()])

@@ -53,6 +53,10 @@ IN_CHECKOUT = _is_checkout(ROOT)
 RESULTS = _from_environment("PUMALIB_RESULTS", ROOT / "results")
 CACHE = _from_environment("PUMALIB_CACHE", _default_cache())
 
+# Folders that `written_whole` has swept: to list one of thousands of files at every write would be
+# slow.
+_swept: set[Path] = set()
+
 _OF_CHECKOUT = {
     "NOTEBOOKS": ROOT / "notebooks",
     "PROFILES": ROOT / "notebooks" / "profiles",
@@ -107,6 +111,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def _remedy(error: OSError) -> str:
+    """What helps against an error of writing."""
     if error.errno == errno.ENAMETOOLONG:
         return "shorten its name"
     elsewhere = "PUMALIB_RESULTS=<folder> (PUMALIB_CACHE=<folder> for the cache)"
@@ -114,15 +119,12 @@ def _remedy(error: OSError) -> str:
 
 
 def _remove(file: Path) -> None:
-    """Remove a file, if there is one; a name that is too long for one says so elsewhere."""
+    """Remove a file, if there is one; for a name that is too long there is none."""
     try:
         file.unlink(missing_ok=True)
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
-
-
-_swept: set[Path] = set()  # folders: listing one of thousands of files at every write would be slow
 
 
 def sweep(folder: Path) -> None:

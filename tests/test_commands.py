@@ -174,6 +174,17 @@ def test_other_numbers_are_told_and_kept_beside(small, results, capsys):
     assert json.loads(line)["table"] == record["table"]
 
 
+def test_numbers_may_differ_where_no_hit_does(small, capsys):
+    assert call(capsys, "train", "linear", "--profile", small)[0] == 0
+    other = json.loads(json.dumps(kept("small", "linear")))
+    other["table"][0]["R@8"] = 0.987654
+    store.drop(other["name"], "small")
+    store.add(other, "small")
+    status, said, _ = call(capsys, "train", other["name"], "--profile", small)
+    assert status == 1
+    assert "They differ: R@1 of every query in its own dataset is the same, other" in said
+
+
 def test_a_kept_run_is_trained_as_it_is(small, capsys):
     assert call(capsys, "train", "pretrained", "--profile", small)[0] == 0
     name = kept("small", "pretrained")["name"]

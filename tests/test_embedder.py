@@ -207,9 +207,7 @@ def test_pictures_of_the_benchmark_are_embedded_as_in_it(folder):
     expected = embedder.embed_rows(loaded.model, benchmark, rows, RUN.data)
     found = loaded.embed(benchmark.pixels[rows["path"]], batch_size=256)
     assert np.array_equal(found, expected)
-    vectors, weights = embedder.embed_rows(
-        loaded.model, benchmark, rows, RUN.data, prompt_weights=True
-    )
+    vectors, weights = embedder.embed_with_prompt_weights(loaded.model, benchmark, rows, RUN.data)
     assert np.array_equal(vectors, expected)
     assert weights.shape == (70, 20)
 

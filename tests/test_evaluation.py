@@ -183,8 +183,8 @@ KINDS = {  # what float32 tells apart well, badly, and not at all
 @pytest.mark.parametrize("kind", KINDS)
 def test_against_the_plain_loop(kind, split, distance, monkeypatch):
     monkeypatch.setattr(search, "QUERIES", 64)
-    monkeypatch.setattr(search, "PART", 96)
-    monkeypatch.setattr(search, "LEAST", 16)
+    monkeypatch.setattr(search, "LEAST_NUMBERS", 96)
+    monkeypatch.setattr(search, "LEAST_QUERIES", 16)
     monkeypatch.setattr(search, "PAIRS", 10)
     embeddings, images = random_case(classes=6)
     rng = np.random.default_rng(1)

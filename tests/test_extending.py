@@ -155,7 +155,7 @@ LOOKS = """
 import json
 from pumalib import config, figures
 
-print(json.dumps({name: figures.looks([name])[name] for name in config.METHODS}))
+print(json.dumps({name: figures.looks_of([name])[name] for name in config.METHODS}))
 """
 WALKING = [
     "tests/test_config.py",
@@ -251,7 +251,7 @@ def test_no_method_changes_its_colour(python):
     assert "scale-shift" in there
     for name, look in there.items():
         if name != "scale-shift":
-            assert tuple(look) == tuple(figures.looks([name])[name])
+            assert tuple(look) == tuple(figures.looks_of([name])[name])
 
 
 def test_the_tests_that_walk_the_tables_stay_green(python, project):

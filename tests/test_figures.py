@@ -198,7 +198,7 @@ class TestLooks:
             monkeypatch.delitem(sys.modules, name)
         anew = importlib.import_module("pumalib.figures")
         assert anew is not figures
-        assert {name: anew.looks(methods)[name] for name in known} == figures.looks(known)
+        assert {name: anew.looks_of(methods)[name] for name in known} == figures.looks_of(known)
 
     def test_a_row_of_the_paper_looks_like_its_method(self):
         for row, method in printed.METHOD_OF_ROW.items():
@@ -209,7 +209,7 @@ class TestLooks:
     def test_the_rows_of_a_table_of_the_paper_are_told_apart(self, number):
         rows = printed.table(number).index
         assert set(rows) <= set(figures.LOOKS)
-        assert len(set(figures.looks(rows).values())) == len(rows)
+        assert len(set(figures.looks_of(rows).values())) == len(rows)
 
     def test_pumas_colour_is_its_own(self):
         assert figures.LOOKS["PUMA"] == figures.LOOKS["puma"] == figures.OURS == ("#d55e00", "*")
@@ -217,15 +217,15 @@ class TestLooks:
         assert figures.OURS.colour not in [*figures.COLOURS, *(look.colour for look in others)]
 
     def test_a_name_without_a_line_is_drawn_by_its_name_alone(self):
-        mine = figures.looks(["mine"])["mine"]
+        mine = figures.looks_of(["mine"])["mine"]
         # As on every machine and in every process
         assert mine == Look("#ca9161", "p")
-        assert figures.looks(["PUMA", "VPT", "mine", "other"])["mine"] == mine
-        assert figures.looks(["other", "mine", "frozen"])["mine"] == mine
+        assert figures.looks_of(["PUMA", "VPT", "mine", "other"])["mine"] == mine
+        assert figures.looks_of(["other", "mine", "frozen"])["mine"] == mine
 
     def test_names_without_a_line_are_told_apart_within_a_figure(self):
         names = [f"row {number}" for number in range(40)]
-        looks = figures.looks(["PUMA", *names, "VPT"])
+        looks = figures.looks_of(["PUMA", *names, "VPT"])
         assert list(looks) == ["PUMA", *names, "VPT"]
         assert len({looks[name].colour for name in names[:9]}) == 9
         assert len({looks[name] for name in names}) == 40
@@ -233,14 +233,14 @@ class TestLooks:
 
     def test_a_row_that_comes_later_repaints_none(self):
         names = [f"row {number}" for number in range(12)]
-        looks = figures.looks(names)
+        looks = figures.looks_of(names)
         for count in range(1, len(names)):
-            assert figures.looks(names[:count]).items() <= looks.items()
+            assert figures.looks_of(names[:count]).items() <= looks.items()
 
     def test_a_figure_has_them(self):
         table = points(PUMA=1.0, VPT=2.0, mine=3.0)
         drawn = bars(figures.against({"": table}, "x", "y").axes[0])
-        assert {name: bar["look"] for name, bar in drawn.items()} == figures.looks(table["row"])
+        assert {name: bar["look"] for name, bar in drawn.items()} == figures.looks_of(table["row"])
 
 
 class TestIntervals:
@@ -551,7 +551,7 @@ def test_an_embedding_map_shows_datasets_and_the_classes_of_one(benchmark):
     first, second = left.collections
     assert first.get_offsets().tolist() == [[n, -n] for n in range(24)]
     assert second.get_offsets().tolist() == [[n, -n] for n in range(24, 42)]
-    looks = figures.looks(["a", "b"])
+    looks = figures.looks_of(["a", "b"])
     assert same_color(first.get_facecolor()[0], looks["a"].colour)
     assert same_color(second.get_facecolor()[0], looks["b"].colour)
     assert legend(figure) == ["a", "b"]

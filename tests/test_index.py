@@ -1,6 +1,7 @@
 """A folder's index follows the folder, finds what is like an image, and survives being stopped."""
 
 import dataclasses
+import importlib
 import os
 import shutil
 from pathlib import Path
@@ -57,7 +58,7 @@ def store(tmp_path):
 @pytest.fixture
 def embedded(monkeypatch):
     """The names of the files that were decoded to be embedded."""
-    decode = index.batches.decode
+    decode = index.decode
     names = []
 
     def noted(source, upright=False):
@@ -65,7 +66,7 @@ def embedded(monkeypatch):
             names.append(source.name)
         return decode(source, upright)
 
-    monkeypatch.setattr(index.batches, "decode", noted)
+    monkeypatch.setattr(index, "decode", noted)
     return names
 
 
@@ -383,3 +384,9 @@ class TestSearch:
 
     def test_mirrored_is_another_picture(self, found):
         assert found.search(ImageOps.mirror(picture(3)), 1)["cosine"][0] < 1
+
+    def test_vectors_are_arrays_where_faiss_has_learned_of_tensors(self, found):
+        # As importing pytorch-metric-learning's metrics does.
+        importlib.import_module("faiss.contrib.torch_utils")
+        assert isinstance(found.vectors(), np.ndarray)
+        assert found.near_duplicates(0.9999).empty

@@ -113,7 +113,7 @@ def use_miniatures(monkeypatch, *names):
 
 def test_every_dataset_is_described_with_a_reader_and_a_way_to_get_it():
     for name, dataset in paper.all_datasets().items():
-        assert dataset.name == name and dataset.reader in paper._READERS
+        assert dataset.name == name and dataset.format in paper._FORMATS
         assert bool(dataset.archives) != bool(dataset.by_hand)
 
 

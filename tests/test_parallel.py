@@ -78,7 +78,7 @@ def one_of_two(rank, folder, port):
         training.train(ODD, folder / "odd")
     (folder / f"{rank}.txt").write_text(str(error.value))
     training.train(RUN, folder / "curricularface")
-    assert parallel.size() == 1 and parallel.first() == (rank == 0)
+    assert parallel.size() == 1 and parallel.is_first() == (rank == 0)
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +169,8 @@ def test_the_gradient_is_that_of_autograd_on_the_whole_batch(name, micro_batch):
 
 def test_batch_normalisation_is_refused(monkeypatch):
     model = models.build("full", "resnet18", 8, pretrained=False).train()
-    parallel.check(model, micro_batch=0)
+    parallel.check_batch_norm(model, micro_batch=0)
     for processes, micro_batch in ((1, 2), (2, 0)):
         monkeypatch.setattr(parallel, "size", lambda processes=processes: processes)
         with pytest.raises(ValueError, match="batch normalisation"):
-            parallel.check(model, micro_batch)
+            parallel.check_batch_norm(model, micro_batch)

@@ -313,7 +313,7 @@ def test_gradients_are_clamped_by_value(monkeypatch, tmp_path):
     assert seen == [pytest.approx(0.01)]
 
 
-@pytest.mark.parametrize("name", losses.NAMES)
+@pytest.mark.parametrize("name", losses.list_losses())
 def test_every_parameter_of_a_loss_has_a_gradient(name):
     """Else its moments would be missing in a checkpoint."""
     settings = {"similarity": torch.eye(4).tolist()} if name == "language" else {}

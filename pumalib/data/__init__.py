@@ -1,4 +1,8 @@
-"""Benchmarks as one table (`table`): read from disk as they are, or as a run's settings ask."""
+"""Benchmarks as one table: read from disk as they are, or as a run's settings ask.
+
+Read `table` first, for what a `Benchmark` is; then `images` and `batches`, for what a network is
+shown of it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,6 +55,7 @@ def _split_file(settings: config.Data) -> Path | None:
 
 @lru_cache(maxsize=16)
 def _load(settings: config.Data, seed: int, state: str) -> Benchmark:
+    """`load`, once for each `state` of the files, which nothing else here needs."""
     root = paths.resolve(settings.root) if settings.root else None
     split = _split_file(settings)
     benchmark = read(settings.benchmark, root, settings.datasets, split=split)

@@ -29,7 +29,7 @@ _AUGMENT = 2
 _SHOTS = 3
 # Images that a worker process decodes at a time, so that all of them share a batch.
 _CHUNK = 64
-# Decoded images up to this many pixels stay in memory, up to this many (1 GB in all).
+# Decoded images of so many pixels or fewer stay in memory, so many of them (1 GB in all).
 _SMALL_PIXELS = 128 * 128
 _SMALL_COUNT = 20_000
 _small: dict[tuple[str, bool, int], Image.Image] = {}
@@ -221,7 +221,7 @@ def _decoded(path: str, upright: bool) -> Image.Image:
 
     Worker processes keep nothing: they end with their epoch.
     """
-    key = (path, upright, _changed(path))
+    key = (path, upright, _time_of_change(path))
     if key in _small:
         return _small[key]
     image = decode(path, upright)
@@ -231,7 +231,7 @@ def _decoded(path: str, upright: bool) -> Image.Image:
     return image
 
 
-def _changed(path: str) -> int:
+def _time_of_change(path: str) -> int:
     """When a file was changed, in nanoseconds; 0 where there is none."""
     try:
         return Path(path).stat().st_mtime_ns

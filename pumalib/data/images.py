@@ -80,10 +80,10 @@ def _with_8_bits(image: Image.Image) -> Image.Image:
 # ---- unreadable images
 
 
-def image_error(function: Callable[[Path], object], path: Path) -> ImageError | None:
-    """The error that `function` of a path raises, if it does."""
+def image_error(function: Callable[..., object], *args: Path) -> ImageError | None:
+    """The error that `function(*args)` raises, if it does."""
     try:
-        function(path)
+        function(*args)
     except ImageError as error:
         return error
     return None
@@ -115,7 +115,7 @@ def drop_unreadable(benchmark: Benchmark) -> Benchmark:
     return check(replace(benchmark, images=left))
 
 
-# ---- what is shown of an image
+# ---- from RGB to what a network is shown
 
 
 @dataclass(frozen=True)

@@ -33,14 +33,16 @@ class Dataset:
     """One dataset, as `paper_datasets.yaml` describes it."""
 
     name: str
-    reader: str  # a key of `_READERS`
+    format: str  # of its annotations, a key of `_FORMATS`
     folder: str  # as the folder that holds it is usually called
     files: tuple[str, ...]  # annotation files, by any of which it is known
     images: str  # the folder of its images
     counts: dict[str, tuple[int, int]]  # images and classes of each split (Table 1)
-    archives: tuple[Archive, ...] = ()  # none where it has to be fetched by hand:
-    by_hand: str = ""  # then what to do
-    uuid_keys: bool = False  # of the two with the files of birds, the one whose images have UUIDs
+    archives: tuple[Archive, ...] = ()  # empty where it has to be fetched by hand
+    by_hand: str = ""  # what to do where there are no archives
+    uuid_keys: bool = (
+        False  # tells NABirds, whose images have UUIDs, from CUB: their files are alike
+    )
 
 
 @functools.cache
@@ -129,7 +131,7 @@ def _is_folder_of(dataset: Dataset, folder: Path) -> bool:
     files = [folder / file for file in dataset.files if (folder / file).is_file()]
     if not files:
         return False
-    if dataset.reader == "birds":
+    if dataset.format == "birds":
         return _has_uuids(files[0]) == dataset.uuid_keys
     return True
 
@@ -166,7 +168,7 @@ def annotations(name: str, folder: Path) -> pd.DataFrame:
     Raises ValueError where they are missing or damaged.
     """
     try:
-        rows = list(_READERS[all_datasets()[name].reader](folder))
+        rows = list(_FORMATS[all_datasets()[name].format](folder))
         if not rows:
             raise ValueError("they name no image")
     except ImportError:
@@ -345,7 +347,7 @@ def _aircraft(folder: Path) -> Iterator[_Row]:
             yield _Row(f"data/images/{image}.jpg", name, name)
 
 
-_READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
+_FORMATS: dict[str, Callable[[Path], Iterator[_Row]]] = {
     "birds": _birds,
     "cars": _cars,
     "sop": _sop,

@@ -28,7 +28,7 @@ def prepare(benchmark: Benchmark) -> Path:
     root = benchmark.folder
 
     def copy(path: str) -> ImageError | None:
-        return image_error(lambda image: _copy(image, folder / _jpeg(path)), root / path)
+        return image_error(_copy, root / path, folder / _jpeg(path))
 
     results = in_threads(copy, unprepared(benchmark), "preparing")
     errors = [error for error in results if error is not None]

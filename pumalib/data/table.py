@@ -19,8 +19,8 @@ from ..progress import bar
 
 COLUMNS = ["path", "label", "class_name", "dataset", "split"]
 SPLITS = ("train", "test", "query", "gallery")
-# Digests are kept after so many files: a process that is killed loses only the last ones.
-KEPT_TOGETHER = 20_000
+# Digests are written after so many files: a process that is killed loses only the last ones.
+WRITTEN_TOGETHER = 20_000
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -282,8 +282,8 @@ def _contents(root: Path, dataset: str, files: pd.Series) -> pd.Series:
     def digest(path: str) -> str:
         return _sha256((root / path).read_bytes())
 
-    for start in range(0, len(new), KEPT_TOGETHER):
-        part = new[start : start + KEPT_TOGETHER]
+    for start in range(0, len(new), WRITTEN_TOGETHER):
+        part = new[start : start + WRITTEN_TOGETHER]
         digests = in_threads(digest, part, f"digests of {dataset}")
         for path, value in zip(part, digests):
             known[keys[path]] = value

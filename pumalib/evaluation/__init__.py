@@ -1,4 +1,8 @@
-"""How well a metric space retrieves: accuracies, nearest neighbours, and differences in pairs."""
+"""How well a metric space retrieves: accuracies, nearest neighbours, and differences in pairs.
+
+Read `metrics` first, for what is measured; `search` finds the neighbours, and `statistics` says how
+much of a difference is chance.
+"""
 
 from .metrics import KS, Scores, pack, scores, unpack
 from .search import neighbours

@@ -12,7 +12,7 @@ in the gallery.
 """
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from .search import Distance, Found, Space, prepare, search
+from .search import Distance, Found, Space, make_space, search
 from .statistics import resampled
 
 # Of R@k in the paper's tables.
@@ -41,7 +41,10 @@ class Scores:
     excluded: dict[str, int]  # number of queries without a relevant image
 
     def packed(self) -> dict[str, dict[str, str]]:
-        """`hits`, R@1 of each query, and `classes`, whether it is the first of its, by `pack`."""
+        """By dataset, and as `pack` writes them: `hits`, the R@1 of each query, and `classes`.
+
+        A query has a 1 in `classes` where it is the first of its class.
+        """
         r_at_1 = self.metrics.index("R@1")
         hits = {name: pack(values[:, r_at_1]) for name, values in self.values.items()}
         first = {
@@ -70,7 +73,7 @@ class Scores:
             table[f"{metric}_high"] = bounds[1][:, column]
 
         counts = {name: (len(values), self.excluded[name]) for name, values in self.values.items()}
-        # The last line is that of `harmonic`.
+        # The last row is `harmonic`, which is over the same queries as `unified`.
         table[["queries", "excluded"]] = [*counts.values(), counts["unified"]]
         return table
 
@@ -102,7 +105,7 @@ def scores(
 
     Raises ValueError, which names what of the arguments does not fit.
     """
-    space = prepare(embeddings, images, distance, device)
+    space = make_space(embeddings, images, distance, device)
     if not ks or min(ks) < 1:
         raise ValueError(f"ks must be positive, not {tuple(ks)}")
     split = images["split"].to_numpy()
@@ -121,7 +124,7 @@ def scores(
     excluded = {}
     for code, name in enumerate(names):
         mine = dataset[counted] == code
-        # Too few of the nearest of all datasets were of its own.
+        # Those of whose nearest in all datasets too few were of their own.
         missing = np.flatnonzero(mine & np.isnan(own[:, 0]))
         own_gallery = gallery[dataset[gallery] == code]
         own[missing] = _accuracies(space, labels, counted[missing], own_gallery, ks)[1]
@@ -166,7 +169,7 @@ def _that_count(queries: np.ndarray, labels: Labels) -> np.ndarray:
 
 
 def _require_all(names: pd.Index, counted: np.ndarray) -> None:
-    """A ValueError where a dataset, a number of `names`, has no query that counts."""
+    """Raise ValueError unless every dataset, a number of `names`, is among the `counted`."""
     alone = np.setdiff1d(np.arange(len(names)), counted)
     if len(alone):
         name = min(names[alone])
@@ -217,9 +220,9 @@ def map_at_r(ranked: Ranked) -> np.ndarray:
 def _accuracies(
     space: Space, labels: Labels, queries: np.ndarray, gallery: np.ndarray, ks: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """R@k, RP and MAP@R, (queries, ks + 2), in `gallery`, and in what is there of the own dataset.
+    """R@k, RP and MAP@R, (queries, ks + 2): in all of `gallery`, and in each query's own dataset.
 
-    The latter is NaN where the neighbours that were found are too few to tell.
+    The second is NaN where too few of the neighbours that were found are of the query's dataset.
     """
     unified = np.full((len(queries), len(ks) + 2), np.nan)
     own = unified.copy()
@@ -235,12 +238,14 @@ def _accuracies(
     return unified, own
 
 
-def _ranked(found: Found, queries: np.ndarray, labels: Labels) -> Iterator[Ranked]:
-    """What was found for `queries`, among all images and among those of their own dataset."""
+def _ranked(found: Found, queries: np.ndarray, labels: Labels) -> tuple[Ranked, Ranked]:
+    """What was found for `queries`: among all images, and among those of their own dataset."""
     hit = found.proven & (labels.classes[found.rows] == labels.classes[queries, None])
     same_dataset = labels.dataset[found.rows] == labels.dataset[queries, None]
-    for counts in (found.proven, found.proven & same_dataset):
-        yield Ranked(counts.cumsum(axis=1), hit, labels.relevant[queries])
+    relevant = labels.relevant[queries]
+    among_all = Ranked(found.proven.cumsum(axis=1), hit, relevant)
+    among_own = Ranked((found.proven & same_dataset).cumsum(axis=1), hit, relevant)
+    return among_all, among_own
 
 
 def _measured(ranked: Ranked, ks: Sequence[int]) -> np.ndarray:

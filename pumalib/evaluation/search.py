@@ -29,12 +29,12 @@ from ..data import check_known
 # "cosine", or a function of float64 (q, D) and (g, D) that returns distances (q, g).
 Distance = str | Callable[[Tensor, Tensor], Tensor]
 
-# Queries for which faiss finds as many neighbours as the one of them that needs most.
+# Queries that share a list length: for each faiss finds as many neighbours as one of them needs.
 QUERIES = 4096
-# Numbers of the queries' vectors, and queries at least, that a thread gives to faiss at once: with
-# fewer numbers (128,000 in faiss 1.15) it uses no matrix products.
-PART = 2**17
-LEAST = 256
+# A thread gives to faiss at once so many numbers (queries x dimensions), and so many queries at
+# least.  With fewer numbers than 128,000 faiss 1.15 uses no matrix products.
+LEAST_NUMBERS = 2**17
+LEAST_QUERIES = 256
 # Neighbours that faiss finds beyond those needed.
 SPARE = 8
 # Pairs that are scored again at once: their vectors should fit a processor's cache.
@@ -89,10 +89,10 @@ def neighbours(
     """Positions in `images` of each query's k nearest gallery images, nearest first (Fig. 9).
 
     `queries` are positions too; the result is (len(queries), k).  `within_dataset` searches the
-    query's own dataset only, else every gallery.  The rest, and the errors, as `metrics.scores`; a
-    ValueError too where fewer than k images are there besides the query.
+    query's own dataset only, else every gallery.  Everything else is as of `metrics.scores`.
+    Raises ValueError also where fewer than k images are there besides the query.
     """
-    space = prepare(embeddings, images, distance, device)
+    space = make_space(embeddings, images, distance, device)
     queries = np.asarray(queries, dtype=int)
     dataset = np.full(len(images), "all")
     if within_dataset:
@@ -114,11 +114,11 @@ def neighbours(
     return nearest
 
 
-def prepare(embeddings: Any, images: pd.DataFrame, distance: Distance, device: Any) -> Space:
-    """The embeddings as they are compared; a ValueError names what of the arguments does not fit.
+def make_space(embeddings: Any, images: pd.DataFrame, distance: Distance, device: Any) -> Space:
+    """The embeddings as they are compared.
 
     `embeddings` (n, D), an array or a tensor, have a row per row of `images`.  `device`: where to
-    search; None: where the embeddings are.
+    search; None: where the embeddings are.  Raises ValueError, which names what does not fit.
     """
     if isinstance(distance, str):
         check_known("distance", [distance], ("cosine", "a function"))
@@ -192,7 +192,7 @@ def _by_float32(
     """What float32 finds for the queries of `queue`, in which k grows, and what it proves."""
     vectors = space.embeddings.numpy()
     references = vectors[gallery].astype(np.float32)
-    size = max(LEAST, PART // vectors.shape[1])
+    size = max(LEAST_QUERIES, LEAST_NUMBERS // vectors.shape[1])
     tasks = []
     for block in _blocks(queue, QUERIES):
         count = min(int(k[block[-1]]) + 1 + SPARE, len(gallery))

@@ -23,27 +23,27 @@ def harmonic_mean(accuracies: np.ndarray) -> np.ndarray:
 
 
 def resampled(
-    scores: Mapping[str, np.ndarray],
+    values: Mapping[str, np.ndarray],
     classes: Mapping[str, np.ndarray],
     bootstrap: int,
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Means of each (queries, columns) of `scores`: (1 + bootstrap, columns).
+    """Means over the queries of each dataset, (1 + bootstrap, columns): as they are, and resampled.
 
-    The first are the means as they are, the others those of resampled classes.  `classes`
-    (queries,) are drawn with replacement, with all their queries: these are alike, classes are
-    independent.  "unified", the queries of all datasets in their order, is drawn with the datasets'
-    classes.  Last come the means of `harmonic`.
+    `values` has by dataset (queries, columns), and last "unified", the queries of all datasets in
+    their order; `classes` likewise the class (queries,) of each.  Classes are drawn with
+    replacement, with all their queries: queries of a class are alike, classes are independent.
+    "unified" is drawn with the datasets' classes.  The last of the means are those of `harmonic`.
     """
     means = {}
     weights: list[np.ndarray] = []
-    for place, (name, values) in enumerate(scores.items()):
+    for place, (name, own_values) in enumerate(values.items()):
         if name == "unified":
             weight = np.concatenate(weights, axis=1)
         else:
             weight = _weights(len(np.unique(classes[name])), bootstrap, seed, place)
             weights.append(weight)
-        means[name] = _weighted_means(weight, values, classes[name])
+        means[name] = _weighted_means(weight, own_values, classes[name])
     own = [mean for name, mean in means.items() if name != "unified"]
     means["harmonic"] = harmonic_mean(np.stack(own))
     return means
@@ -152,7 +152,7 @@ class Difference:
 
 
 def _student(gain: np.ndarray) -> Difference:
-    """Student's t of differences (1 + bootstrap, seeds); two independent errors add."""
+    """Student's t of differences (1 + bootstrap, seeds): the errors of queries and seeds add."""
     seeds = gain.shape[1]
     value = gain[0].mean()
     of_queries = gain[1:].mean(1).var(ddof=1)

@@ -1,11 +1,12 @@
 """The study's figures, each a function from tables to a matplotlib Figure.
 
-Tables are such as `study.Results.tidy`.  A name has one colour and one marker in all figures
-(`looks`), and PUMA is drawn on top.  Importing this changes no setting of matplotlib or pandas: a
-notebook calls `use_style` first, so that it shows its figures in their style and its tables whole.
+Read `looks` first: a name has one colour and one marker in all figures, and PUMA is drawn on top.
+Tables are such as `study.Results.tidy`.  Importing this changes no setting of matplotlib or pandas:
+a notebook calls `use_style` first, so that it shows its figures in their style and its tables
+whole.
 """
 
-from .looks import COLOURS, FALSE, GREY, LOOKS, OURS, TRUE, Look, looks
+from .looks import COLOURS, FALSE, GREY, LOOKS, OURS, TRUE, Look, looks_of
 from .maps import embedding_map, field, heatmap, verdicts
 from .panels import accuracy_against_parameters, against, curves, gains, intervals
 from .pictures import Gap, Picture, Text, contact_sheet, picture_grid, retrieval_grid
@@ -32,7 +33,7 @@ __all__ = [
     "gains",
     "heatmap",
     "intervals",
-    "looks",
+    "looks_of",
     "picture_grid",
     "retrieval_grid",
     "save",

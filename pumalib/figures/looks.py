@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-# seaborn's palette "colorblind", of which vermilion is PUMA's alone
+# seaborn's palette "colorblind", of which vermilion is PUMA's alone.
 BLUE = "#0173b2"
 ORANGE = "#de8f05"
 GREEN = "#029e73"
@@ -23,11 +23,11 @@ SKY = "#56b4e9"
 BLACK = "#222222"
 DARK_GREY = "#555555"
 
-# What names without a line take in turn
+# What names without a line take in turn.
 COLOURS = [BLUE, ORANGE, GREEN, PURPLE, BROWN, PINK, SILVER, YELLOW, SKY]
 MARKERS = ["X", "P", "d", "p", "h"]
 
-# Right, wrong, and neither: a colour-blind reader tells them apart
+# Right, wrong, and neither: a colour-blind reader tells them apart.
 TRUE = "#009e73"
 FALSE = "#d55e00"
 GREY = "#888888"
@@ -181,7 +181,7 @@ LOOKS: dict[str, Look] = {
 }
 
 
-def looks(names: Iterable[str]) -> dict[str, Look]:
+def looks_of(names: Iterable[str]) -> dict[str, Look]:
     """The look of each of the `names` of one figure, in their order.
 
     Names without a line in `LOOKS` are told apart within the figure: the later of two that would
@@ -200,12 +200,12 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 
 def _own_look(name: str, taken: Collection[Look]) -> Look:
     """The look that a hash of `name` points at, or the next that is not among `taken`."""
-    # Python's own hash of a string differs from process to process
+    # Python's own hash of a string differs from process to process.
     number = zlib.crc32(str(name).encode())
     colours = _starting_at(number, COLOURS)
     markers = _starting_at(number // len(COLOURS), MARKERS)
 
-    # With more names than colours all colours are used once before one is used twice
+    # With more names than colours all colours are used once before one is used twice.
     uses = Counter(look.colour for look in taken)
     colour = min(colours, key=lambda one: uses[one])
     for marker in markers:

@@ -11,10 +11,10 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .looks import BLACK, FALSE, GREY, TRUE, looks
+from .looks import BLACK, FALSE, GREY, TRUE, looks_of
 from .style import PAGE_WIDTH, empty_panels, finish, styled
 
-# Of classes in an embedding map; more classes repeat them
+# Of classes in an embedding map; more classes repeat them.
 HUES = 32
 
 
@@ -63,7 +63,7 @@ def verdicts(card: pd.DataFrame) -> Figure:
 
     `card` as of `study.scorecard`: section, claim, print and here.
     """
-    # The first claim stands on top
+    # The first claim stands on top.
     card = card.sort_values("section", kind="stable").iloc[::-1]
     fills = {
         "holds, supported": TRUE,
@@ -103,7 +103,7 @@ def embedding_map(maps: Mapping[str, pd.DataFrame], of: str) -> Figure:
         left.set(xticks=[], yticks=[], title=f"{title}, by dataset")
         classes = _draw_classes(right, points, of, size)
         right.set(xticks=[], yticks=[], title=f"{of} by class ({classes:,}; hues repeat)")
-    # In the legend the points are of one size, whatever it is in the map
+    # In the legend the points are of one size, whatever it is in the map.
     return finish(figure, axes, markerscale=6 / size**0.5)
 
 
@@ -113,7 +113,7 @@ def _point_size(points: pd.DataFrame) -> float:
 
 
 def _draw_datasets(axis: Axes, points: pd.DataFrame, size: float) -> None:
-    for name, look in looks(points["dataset"]).items():
+    for name, look in looks_of(points["dataset"]).items():
         mine = points[points["dataset"] == name]
         axis.scatter("x", "y", data=mine, color=look.colour, label=name, s=size, linewidths=0)
 
@@ -124,7 +124,7 @@ def _draw_classes(axis: Axes, points: pd.DataFrame, dataset: str, size: float) -
     mine = points[points["dataset"] == dataset]
     codes, classes = pd.factorize(mine["label"])
     palette = np.asarray(sns.husl_palette(HUES, l=0.55))
-    # Classes that follow each other get hues far apart
+    # Classes that follow each other get hues far apart.
     hues = palette[codes * 13 % HUES]
     axis.scatter(mine["x"], mine["y"], c=hues, s=size, linewidths=0)
     return len(classes)
@@ -161,7 +161,7 @@ def _draw_field(axis: Axes, panel: Mapping[str, Any]) -> None:
         up,
         color=panel["colours"],
         width=0.007,
-        # In the units of the axes, so that an arrow ends where its move does
+        # In the units of the axes, so that an arrow ends where its move does.
         angles="xy",
         scale_units="xy",
         scale=1,

@@ -12,10 +12,10 @@ from matplotlib.ticker import LogFormatter
 
 from ..data import check_known
 from ..evaluation import OVERALL
-from .looks import BLACK, FALSE, GREY, TRUE, Look, looks
+from .looks import BLACK, FALSE, GREY, TRUE, Look, looks_of
 from .style import PAGE_WIDTH, empty_panels, finish, styled
 
-# The markers of PUMA and of the frozen backbone: larger, and above all others
+# The markers of PUMA and of the frozen backbone: larger, and above all others.
 PROMINENT = ("*", "_")
 
 
@@ -39,13 +39,17 @@ def intervals(
     if "panel" not in table:
         table = table.assign(panel="")
     panels = table.groupby("panel", sort=False)
-    look = looks(table["row"])
+    look = looks_of(table["row"])
 
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
     fills_page = columns > 1 or table["place"].nunique() > 4
-    width = PAGE_WIDTH if fills_page else 5.5
-    height = 3.2 if columns < 4 else 2.4
+    width = 5.5
+    if fills_page:
+        width = PAGE_WIDTH
+    height = 3.2
+    if columns == 4:
+        height = 2.4
     figure, axes = empty_panels(rows, columns, width, height, extra=0.6)
     for axis, (panel, part) in zip(axes.flat, panels, strict=False):
         places = _places(part)
@@ -81,7 +85,7 @@ def _draw_rows(
         mine = part[part["row"] == row]
         shift = distance * (number - (len(rows) - 1) / 2)
         x = mine["place"].map(places.index) + shift
-        # A band of one point has no width
+        # A band of one point has no width.
         if joined and len(mine) > 1:
             _draw_line(axis, x, mine, row, look[row])
         else:
@@ -99,7 +103,7 @@ def _shade_overall(axis: Axes, places: list) -> None:
 def _name_places(axis: Axes, places: list, columns: int) -> None:
     """The names of the places below a panel, tilted where they would overlap."""
     widths = [max(map(len, str(place).split("\n"))) for place in places]
-    # About a hundred characters stand side by side in a page
+    # About a hundred characters stand side by side in a page.
     if sum(widths) > 100 / columns:
         axis.set_xticks(range(len(places)), places, rotation=40, ha="right")
     else:
@@ -143,7 +147,7 @@ def against(
     Points with their intervals, or `joined` by a line, with a band where there are low and high.
     A row without an x is a horizontal line.  `log` is "", "x" or "xy": these axes are logarithmic.
     """
-    look = looks([row for table in panels.values() for row in table["row"]])
+    look = looks_of([row for table in panels.values() for row in table["row"]])
     width = PAGE_WIDTH if len(panels) > 1 else 7
     figure, axes = empty_panels(1, len(panels), width, 4 + 0.07 * len(look))
     for axis, (title, table) in zip(axes.flat, panels.items(), strict=True):
@@ -178,7 +182,7 @@ def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int]
     """
     table = _in_percent(tidy, "R@1")
     millions = table["row"].map(lambda row: trainable[row] / 1e6)
-    # A logarithmic axis has no zero
+    # A logarithmic axis has no zero.
     table["x"] = millions.where(millions > 0)
     panels = {name: table[table["dataset"] == name] for name in ("harmonic", "unified")}
     xlabel = "trainable parameters (millions): up and to the left is better"
@@ -210,7 +214,7 @@ def gains(differences: pd.DataFrame, title: str = "") -> Figure:
 
 def _draw_gains(axis: Axes, part: pd.DataFrame, y: pd.Series) -> None:
     """The intervals of a panel at the heights `y`, in three colours."""
-    # One seed has no p, and says nothing about others
+    # One seed has no p, and says nothing about others.
     several_seeds = pd.Series(False, part.index)
     if "p" in part:
         several_seeds = part["p"].notna()
@@ -225,7 +229,7 @@ def _draw_gains(axis: Axes, part: pd.DataFrame, y: pd.Series) -> None:
         ("across 0, or one seed", GREY, ~(above | below)),
     ]
     for name, colour, mine in kinds:
-        # What does not occur is not in the legend
+        # What does not occur is not in the legend.
         label = name if mine.any() else None
         axis.errorbar(x[mine], y[mine], xerr=spread[:, mine], fmt="o", color=colour, label=label)
 

@@ -13,14 +13,14 @@ from matplotlib.patches import Rectangle
 from PIL import Image, ImageOps
 
 from ..data import Benchmark
-from ..data.batches import decode
+from ..data.images import decode
 from .looks import BLACK, FALSE, TRUE
 from .style import PAGE_WIDTH, empty_panels, styled
 
-# Pixels of a picture's side
+# Pixels of a picture's side.
 SIDE = 96
 
-# The unit of lengths below is the side of a picture
+# The unit of lengths below is the side of a picture.
 PICTURE_WIDTH = 1.1
 TEXT_WIDTH = 1.8
 GAP = 0.2
@@ -33,7 +33,7 @@ class Picture:
 
     image: Image.Image
     text: str = ""
-    # A colour; "none" is no frame
+    # The frame's colour; "none" is no frame.
     frame: str = "none"
     dashed: bool = False
     width: float = PICTURE_WIDTH
@@ -88,8 +88,13 @@ def _top_edges(lines: Sequence[Sequence[Cell]]) -> np.ndarray:
     cells = [cell for line in lines for cell in line]
     texts = [cell.text.splitlines() for cell in cells if isinstance(cell, Picture)]
     below = max(map(len, texts), default=0)
-    line_height = PICTURE_WIDTH + TEXT_LINE * below
-    return np.cumsum([0, *(line_height if line else GAP for line in lines)])
+    edges = [0.0]
+    for line in lines:
+        height = GAP
+        if line:
+            height = PICTURE_WIDTH + TEXT_LINE * below
+        edges.append(edges[-1] + height)
+    return np.array(edges)
 
 
 def _draw_picture(axis: Axes, cell: Picture, left: float, top: float) -> None:
@@ -102,7 +107,7 @@ def _draw_picture(axis: Axes, cell: Picture, left: float, top: float) -> None:
 
 
 def _draw_text(axis: Axes, cell: Text, left: float, top: float) -> None:
-    """Towards the pictures: at the beginning of a line it ends beside them, else begins there."""
+    """A text beside the pictures: at the beginning of a line it ends at them, else begins there."""
     if left == 0:
         axis.text(cell.width - 0.1, top + 0.5, cell.text, ha="right", va="center")
     else:
@@ -160,7 +165,7 @@ def retrieval_grid(
             nearest = images.iloc[rows[number]].itertuples()
             answers = [_answer(benchmark, query, image) for image in nearest]
             lines.append([*lead, *answers, Text(name)])
-            # The query stands in the first of its lines alone
+            # The query stands in the first of its lines alone.
             lead = [Text(""), Gap(PICTURE_WIDTH), Gap()]
         lines.append([])
     title = "Query (left) and its nearest: same class green, another class orange and dashed"

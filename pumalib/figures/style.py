@@ -23,9 +23,9 @@ from .looks import GREY
 Inputs = ParamSpec("Inputs")
 Output = TypeVar("Output")
 
-# Inches: of a figure that fills the page
+# Inches: of a figure that fills the page.
 PAGE_WIDTH = 9.5
-# Any: the type of matplotlib's settings takes only names that it can read in the code
+# Any: the type of matplotlib's settings takes only names that it can read in the code.
 STYLE: dict[Any, Any] = {
     **sns.axes_style("whitegrid"),
     "font.sans-serif": ["DejaVu Sans"],
@@ -103,7 +103,7 @@ def empty_panels(
     """
     figsize = (width, rows * height + extra)
     figure, axes = plt.subplots(rows, columns, figsize=figsize, squeeze=False)
-    # A notebook would show what pyplot keeps a second time
+    # A notebook would show what pyplot keeps a second time.
     plt.close(figure)
     return figure, axes
 
@@ -122,7 +122,7 @@ def finish(figure: Figure, axes: np.ndarray, title: str = "", **legend: Any) -> 
 
     if len(named) > 1:
         longest = max(map(len, named))
-        # About 140 characters stand side by side, and a handle takes the room of six
+        # About 140 characters stand side by side, and a handle takes the room of six.
         columns = min(len(named), 6, 140 // (6 + longest))
         figure.legend(named.values(), named, loc="outside lower center", ncols=columns, **legend)
     figure.suptitle(title)

@@ -21,7 +21,6 @@ from .wrappers import XBM, Language, Wrapper
 
 __all__ = [
     "LOSSES",
-    "NAMES",
     "Loss",
     "PairLoss",
     "ProxyLoss",
@@ -93,9 +92,6 @@ ALIASES = {"multisimilarity": "ms"}
 def list_losses() -> list[str]:
     """The names that `make` knows, without aliases."""
     return [*LOSSES, "direction"]
-
-
-NAMES = tuple(list_losses())
 
 
 def make(
@@ -200,7 +196,7 @@ def _directed(
     gamma: float = 0.3,
     **hyper: Any,
 ) -> Loss:
-    """The loss that "direction" names: another one, with its `direction` called gamma."""
+    """The loss "direction": another one, whose setting `direction` is here called gamma."""
     if "direction" in hyper:
         given = f"direction = {hyper['direction']!r}"
         raise ValueError(f"{given}: this loss has its weight of the direction as gamma; give that")

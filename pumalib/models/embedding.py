@@ -72,7 +72,7 @@ class EmbeddingModel(nn.Module):
         # True: recompute layers in the backward pass; the same gradients with less memory.
         self.recompute = False
         self.plain_vit = _is_plain_vit(backbone)
-        # Nothing after the last attention needs the other tokens then.
+        # Whether pooling reads that token alone: nothing after the last attention needs the others.
         self.reads_class_token = (
             self.plain_vit
             and self.backbone.global_pool == "token"
@@ -87,11 +87,11 @@ class EmbeddingModel(nn.Module):
         self.prompt = _prompt(method, width, layers)
         self.adapters = _adapters(method, width, layers)
         self.lora = _lora(method, width, layers)
-        self.part = own_part(method, width, layers) if method.part else None
+        self.part = _own_part(method, width, layers)
         parts = (self.prompt, self.adapters, self.lora, self.part)
         self.parts: tuple[Part, ...] = tuple(part for part in parts if part is not None)
-        # Where there are none of these, attention is timm's own.
-        self.attention_parts = tuple(p for p in self.parts if type(p).qkv is not Part.qkv)
+        # Those that change query, key or value: without any, attention is timm's own.
+        self.attention_parts = tuple(part for part in self.parts if type(part).qkv is not Part.qkv)
         self.head = _head(method, width, dim)
         self.dim = width if method.head == "none" else dim
 
@@ -106,8 +106,8 @@ class EmbeddingModel(nn.Module):
     ) -> dict[str, Tensor]:
         """Draw the gates of one step: random in training, constant in evaluation.
 
-        "adapter" and "lora" are (L, 2, B) each, as of `puma.Gate`; those of a part of its own are
-        called "part".  What is always open is not there.
+        "adapter" and "lora" are (L, 2, B) each, as of `puma.Gate`; those of the method's own part
+        are called "part".  What is always open is not there.
         """
         gates = {}
         for part in self.parts:
@@ -142,7 +142,7 @@ class EmbeddingModel(nn.Module):
     def _features(
         self, images: Tensor, gates: dict[str, Tensor] | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Pass the transformer with its parts: pooled features (B, D), prompt weights (B, M)."""
+        """The transformer with its parts: pooled features (B, D), and the pool's weights (B, M)."""
         if gates is None:
             gates = self.draw_gates(len(images))
         gates = {name: gate.to(images.device, non_blocking=True) for name, gate in gates.items()}
@@ -358,6 +358,12 @@ def _lora(method: config.Method, width: int, layers: int) -> LoRA | None:
         scale=method.lora_scale,
         gate=Gate(method.lora_keep, method.adapter_gate, method.adapter_divide),
     )
+
+
+def _own_part(method: config.Method, width: int, layers: int) -> Part | None:
+    if not method.part:
+        return None
+    return own_part(method, width, layers)
 
 
 def _head(method: config.Method, width: int, dim: int) -> nn.Module:

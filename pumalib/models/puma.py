@@ -66,9 +66,11 @@ class Gate:
                 divide=self.divide,
                 generator=generator,
             )
-        # Where training did not divide by p, its expectation is p.
-        always = self.keep > 0 if self.divide else self.keep
-        return torch.full((layers, 2, 1), float(always))
+        # The expectation of what training draws: 1 where it divides by p, else p.
+        expected = self.keep
+        if self.divide and self.keep > 0:
+            expected = 1.0
+        return torch.full((layers, 2, 1), float(expected))
 
 
 def gated(hidden: Tensor, scale: float, gate: Tensor | None) -> Tensor:
@@ -97,7 +99,9 @@ class StochasticAdapter(nn.Module):
         self.down = nn.Linear(width, rank, bias=False)
         self.up = nn.Linear(rank, width, bias=False)
         self.scale = scale
-        bound = math.sqrt(3 / rank) if start == "code" else math.sqrt(1 / width)
+        bound = math.sqrt(1 / width)
+        if start == "code":
+            bound = math.sqrt(3 / rank)
         nn.init.uniform_(self.down.weight, -bound, bound)
         # Untrained it changes nothing.
         nn.init.zeros_(self.up.weight)

@@ -13,7 +13,7 @@ from ..config import Run
 from . import backbones
 from .embedding import EmbeddingModel, build
 
-FILE = "model.safetensors"
+MODEL_FILE = "model.safetensors"
 # A folder of such a name is a run's: the name ends in a hash of the run.
 _RUN_NAME = re.compile(r".+-[0-9a-f]{8}")
 _BACKBONE = "backbone."
@@ -27,9 +27,9 @@ class _Label:
     run: str
     # Digest of the frozen backbone, or "" where the file holds the backbone itself.
     backbone_digest: str
-    # JSON, whether embeddings are normalised.
+    # Whether embeddings are normalised, as JSON.
     normalise: str
-    # The run's name; "" in files from before it was written.
+    # The run's name, "" in files from before it was written.
     name: str = ""
 
     def digest(self, state: dict[str, Tensor]) -> str:
@@ -58,11 +58,12 @@ def trainable_state(model: EmbeddingModel) -> dict[str, Tensor]:
 def save(model: EmbeddingModel, run: Run, folder: Path) -> None:
     """Write `model.safetensors` into the folder of `run`, whose name is the run's.
 
-    It holds what was trained and a random backbone, which is to be had nowhere else, and says
-    which run and which backbone it belongs to.  Raises OSError where it cannot be written.
+    It holds what was trained, and a backbone too that began at random, as it is to be had nowhere
+    else; and says which run and which backbone it belongs to.  Raises OSError where it cannot be
+    written.
     """
-    whole = model.method.tune_backbone or run.pretrained == "random"
-    if whole:
+    holds_backbone = model.method.tune_backbone or run.pretrained == "random"
+    if holds_backbone:
         state = model.state_dict()
         backbone_digest = ""
     else:
@@ -70,7 +71,7 @@ def save(model: EmbeddingModel, run: Run, folder: Path) -> None:
         backbone_digest = backbones.state_digest(model.backbone.state_dict())
     label = _Label(run.to_json(), backbone_digest, json.dumps(model.normalise), folder.name)
     metadata = {**asdict(label), "digest": label.digest(state)}
-    with paths.written_whole(folder / FILE) as file:
+    with paths.written_whole(folder / MODEL_FILE) as file:
         # By bytes: what save_file raises is no OSError.
         file.write_bytes(safetensors.torch.save(state, metadata))
 
@@ -84,9 +85,9 @@ def load_model(
     weights are here, None: as in the run.  Raises FileNotFoundError without them, ValueError for a
     file that is damaged, of another run than the folder, or made for another backbone.
     """
-    file = paths.resolve(folder) / FILE
+    file = paths.resolve(folder) / MODEL_FILE
     if not file.is_file():
-        raise FileNotFoundError(f"no {FILE} in {folder}; a finished run's folder holds one")
+        raise FileNotFoundError(f"no {MODEL_FILE} in {folder}; a finished run's folder holds one")
     state, label, run = _read(file)
     _check_place(file, label)
 

@@ -1,7 +1,10 @@
 """The study: from the rows of a table to their results.
 
-`run_all` trains what is missing, `store` and `runs` have what is kept, `results` and `show` make
-tables of it; `printed` and `claims` have the paper's word.
+Read `run_all` first, which trains what is missing.  `store` keeps finished runs, a `kept_line`
+each, and `runs` lists and compares them; `results` and `show` make tables of them.  `printed` has
+the paper's numbers, and `claims` judges what it claims.  `planning` and `notebooks` say and do what
+a notebook would train, `cluster` elsewhere; `one_run` is a run by itself, `analysis` looks into
+trained models, and `speed` times everything.
 """
 
 from . import claims, printed, store

@@ -19,8 +19,8 @@ import pandas as pd
 import yaml
 
 from .. import config, data, evaluation, paths
-from . import printed, runs
-from .runs import NotTestable
+from . import printed
+from .runs import NotTestable, difference
 
 TableName = int | str  # a number, "8 and 5", or a figure as "fig 6"
 # Of two rows, by column: value, low, high, and p-values against "not above 0" and "not below 0".
@@ -116,7 +116,7 @@ def print_gains(
 
 
 # Claims share their comparisons.
-_difference = functools.lru_cache(4096)(runs.difference)
+_difference = functools.lru_cache(4096)(difference)
 
 
 def kept_gains(
@@ -182,37 +182,33 @@ def scorecard(profile: config.Profile, about: Collection | None = None) -> pd.Da
     testable.
     """
     claims = read_claims()
-    in_print = printed.all_tables()
-    names_of_runs = _kept_tables(profile.name)
+    printed_tables = printed.all_tables()
+    kept_tables = _kept_tables(profile.name)
     compared_here = functools.partial(kept_gains, profile=profile.name, large=large(profile))
 
     lines = {}
     tests = {}
     for claim in claims:
-        here = evidence(claim, names_of_runs, compared_here)
-        there = evidence(claim, in_print, print_gains)
-        # What is drawn and not printed needs the pairs that are named.
-        needed = there.pairs or claim.named_pairs
+        in_print = evidence(claim, printed_tables, print_gains)
+        here = evidence(claim, kept_tables, compared_here)
+        needed = in_print.pairs
+        if needed == 0:
+            # It is drawn, not printed: the pairs are those that it names.
+            needed = claim.named_pairs
         if here.above is not None:
             tests[claim.name] = _chances(claim, here, needed)
         lines[claim.name] = {
             "section": claim.section,
             "claim": claim.text,
             "table": claim.above[0].table,
-            "print": _verdict_of_print(there),
+            "print": _verdict_of_print(in_print),
             "here": "not testable",
             "why": _why(here, needed),
         }
     table = pd.DataFrame.from_dict(lines, orient="index").rename_axis("name")
 
-    # All claims count for the correction, those that could not be tested with a chance of 1.
-    chances = dict.fromkeys(table.index, 1.0)
-    for name, (above, below) in tests.items():
-        chances[name] = min(1.0, 2 * min(above, below))
-    corrected = evaluation.holm(chances)
-    for name, (above, below) in tests.items():
-        table.loc[name, "here"] = _verdict_here(above, below, corrected[name])
-
+    for name, verdict in _verdicts_here(tests, list(table.index)).items():
+        table.loc[name, "here"] = verdict
     if about:
         return table[table["table"].isin(about)]
     return table
@@ -249,12 +245,30 @@ def _why(here: Evidence, needed: int) -> str:
     return here.why
 
 
-def _verdict_of_print(there: Evidence) -> str:
-    if there.above is None:
+def _verdict_of_print(in_print: Evidence) -> str:
+    if in_print.above is None:
         return "not printed"
-    if there.above == 0:
+    if in_print.above == 0:
         return "holds"
     return "fails"
+
+
+def _verdicts_here(
+    tests: Mapping[str, tuple[float, float]], names: Collection[str]
+) -> dict[str, str]:
+    """The verdict on each claim that could be tested, by its p-values `above` and `below`.
+
+    All claims, `names`, count for the correction, those that could not be tested with a chance of
+    1.
+    """
+    chances = dict.fromkeys(names, 1.0)
+    for name, (above, below) in tests.items():
+        chances[name] = min(1.0, 2 * min(above, below))
+    corrected = evaluation.holm(chances)
+    verdicts = {}
+    for name, (above, below) in tests.items():
+        verdicts[name] = _verdict_here(above, below, corrected[name])
+    return verdicts
 
 
 def _verdict_here(above: float, below: float, corrected: float) -> str:
@@ -281,7 +295,8 @@ def evidence(claim: Claim, tables: Mapping, gains: Gains) -> Evidence:
     deciding = []
     for one, found in zip(claim.above, compared, strict=True):
         table = pd.concat(found).rename_axis("column").reset_index()
-        may_fail = len(table) - math.ceil((one.share or 1) * len(table))
+        share = 1.0 if one.share is None else one.share
+        may_fail = len(table) - math.ceil(share * len(table))
         # A p-value of "at least so many hold" (partial conjunction, Benjamini and Heller, 2008).
         table["above"] = (table["above"] * (may_fail + 1)).clip(upper=1)
         refuting = table["below"].nsmallest(may_fail + 1).iloc[-1]

@@ -58,8 +58,10 @@ def parsed(file: Path, number: int, text: str) -> Line:
             raise ValueError("its digest is another")
         check(record)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        begins = ""
         beginning = _BEGINNING.match(text)
-        begins = beginning[1] if beginning else ""
+        if beginning:
+            begins = beginning[1]
         name = f"damaged-{run_folder.short_hash(text)}"
         return Line(file, number, text, name, begins, problem=str(error)[:200])
     return Line(file, number, text, record["name"], record["name"], record)

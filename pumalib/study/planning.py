@@ -9,8 +9,9 @@ from .. import training
 from ..config import Data, Profile, Run
 from ..data import expected, load
 from ..training import run_folder
-from . import runs, store
+from . import store
 from .run_all import Ensemble, asked
+from .runs import list_runs
 
 
 def plan(
@@ -38,7 +39,7 @@ def plan(
 
 def _speeds(profile: Profile) -> pd.Series:
     """Images per second of kept runs on such a device, by method, backbone and image size."""
-    known = runs.list_runs()
+    known = list_runs()
     device = training.device_name(training.choose_device(profile.training.device))
     known = known[known["device"] == device]
     alike = known.groupby(["method", "backbone", "data.image_size"])
@@ -54,7 +55,7 @@ def _name_and_images(run: Run) -> tuple[str, int]:
         known = _expected_images(run.data)
         if known is None:
             raise
-        name = run_folder.name(run, "unknown", "unknown")
+        name = run_folder.name_by_digests(run, "unknown", "unknown")
         images = known
     if run.method.name == "pretrained":  # it trains nothing
         return name, 0

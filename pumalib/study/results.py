@@ -11,13 +11,14 @@ from IPython.display import Markdown
 
 from .. import evaluation, paths
 from ..config import Profile
-from . import claims, runs, store
-from . import printed as printed_
+from . import claims, store
+from .printed import METHOD_OF_ROW, comparable
+from .runs import difference
 
 METRICS = [f"R@{k}" for k in evaluation.KS] + ["RP", "MAP@R"]
 # Where the paper prints no numbers.
 NOTHING = pd.DataFrame()
-# Verdicts whose claims are listed in a headline; of the others it has the number.
+# Verdicts whose claims a headline lists; the claims of the others it counts.
 SURE = ("supported", "contradicted")
 
 
@@ -26,10 +27,10 @@ class Results:
     """Kept runs of some rows."""
 
     profile: str
-    # Per row, dataset and metric: value (mean of seeds), low, high, sd, seeds, runs, profile and
-    # device.
+    # A line per row, dataset and metric: value (mean of seeds), low, high, sd, seeds, runs, profile
+    # and device.
     tidy: pd.DataFrame
-    # Per row: trainable and total, numbers of parameters; seconds of training per run.
+    # A line per row: trainable and total, numbers of parameters; seconds of training per run.
     parameters: pd.DataFrame
     # Per row the name of each seed's run.
     names: dict[str, list[str]]
@@ -50,7 +51,7 @@ class Results:
         low = 100 * self.wide("R@1", "low")
         high = 100 * self.wide("R@1", "high")
         datasets = list(value.columns.difference(evaluation.OVERALL, sort=False))
-        printed = printed_.comparable(printed, datasets).reindex(value.index)
+        printed = comparable(printed, datasets).reindex(value.index)
 
         seeds = [len(names) for names in self.names.values()]
         table = pd.DataFrame({"seeds": seeds}, value.index.rename(None))
@@ -83,7 +84,7 @@ class Results:
         part = self.tidy.query("metric == 'R@1' and dataset == 'harmonic'")
         part = part.sort_values("value", ascending=False)
         named = [part["row"].iloc[0], claims.FROZEN]
-        named += [row for row in self.names if printed_.METHOD_OF_ROW.get(row) == "puma"]
+        named += [row for row in self.names if METHOD_OF_ROW.get(row) == "puma"]
         levels = []
         for line in part[part["row"].isin(named)].itertuples():
             numbers = _with_interval(100 * line.value, 100 * line.low, 100 * line.high)
@@ -105,7 +106,7 @@ class Results:
 
     def difference(self, row: str, other: str) -> pd.DataFrame:
         """R@1 of `row` minus `other` per dataset, by `evaluation.paired_difference`."""
-        return runs.difference(self.names[row], self.names[other], self.profile)
+        return difference(self.names[row], self.names[other], self.profile)
 
     def differences(
         self,
@@ -181,14 +182,14 @@ def collect(names: Mapping[str, list[str]], profile: str) -> Results:
     """The results of kept runs: `names` has, per row, the name of each seed's run."""
     lines: list[dict[str, Any]] = []
     parameters = []
-    for row, seeds in names.items():
-        records = [store.record(name, profile) for name in seeds]
+    for row, run_names in names.items():
+        records = [store.record(name, profile) for name in run_names]
         seconds = np.mean([record["seconds"] for record in records])
         parameters.append({"row": row, **records[0]["parameters"], "seconds": seconds})
         devices = {record["environment"]["device"] for record in records}
         shared = {
-            "seeds": len(seeds),
-            "runs": " ".join(seeds),
+            "seeds": len(run_names),
+            "runs": " ".join(run_names),
             "profile": profile,
             "device": "; ".join(sorted(devices)),
         }

@@ -18,8 +18,9 @@ from .. import embedder, evaluation, losses, training
 from ..config import Data, Profile, Run
 from ..data import expected, load
 from ..training import run_folder
-from . import runs, store
+from . import store
 from .results import Results, collect
+from .runs import run_of
 
 # Of one method and loss, each trained on another dataset: each is judged on its own dataset, and
 # the mean of their embeddings on all (Sec. 5.2).
@@ -194,9 +195,9 @@ def _average(ensemble: Wanted, profile: str) -> None:
 
 def _ensemble_scores(members: list[str], profile: str) -> evaluation.Scores:
     """Scores of the mean embedding on the union; each dataset's are those of its own member."""
-    members_runs = [runs.run_of(name, profile) for name in members]
-    first = members_runs[0]
-    own = [_own_dataset(run) for run in members_runs]
+    members_settings = [run_of(name, profile) for name in members]
+    first = members_settings[0]
+    own = [_own_dataset(run) for run in members_settings]
     union = replace(first.data, datasets=tuple(own))
     loss = loss_of(first)
     device = training.choose_device(first.training.device)
@@ -235,7 +236,7 @@ def model(name: str, profile: str, train: bool = False) -> embedder.Embedder:
 
     If only its numbers were kept it is trained again with `train`, else raises `store.NotKept`.
     """
-    run = runs.run_of(name, profile)
+    run = run_of(name, profile)
     folder = store.folder(name, profile)
     if not (folder / store.MODEL).is_file():
         if not train:
@@ -251,7 +252,7 @@ def embeddings(
     name: str, profile: str, data: Data | None = None, train: bool = False
 ) -> tuple[np.ndarray, pd.DataFrame]:
     """Test embeddings (n, dim) of a kept run and their rows of the test table; see `embed_kept`."""
-    settings = data or runs.run_of(name, profile).data
+    settings = data or run_of(name, profile).data
     rows = load(settings).test.reset_index(drop=True)
     return embed_kept(name, profile, rows, data, train), rows
 
@@ -262,13 +263,20 @@ def embed_kept(
     rows: pd.DataFrame,
     data: Data | None = None,
     train: bool = False,
-    **options: Any,
+    *,
+    prompt_weights: bool = False,
 ) -> Any:
-    """`embedder.embed_rows` by the model of a kept run.
+    """Embed rows by the model of a kept run: (n, dim) float32.
 
-    `rows` are of the run's own benchmark, or of `data`; `train` as in `model`.
+    `rows` are of the run's own benchmark, or of `data`; `train` as in `model`.  With
+    `prompt_weights` it returns what `embedder.embed_with_prompt_weights` does.
     """
     trained = model(name, profile, train)
     settings = trained.run.data
-    options["device"] = training.choose_device(trained.run.training.device)
-    return embedder.embed_rows(trained.model, load(data or settings), rows, settings, **options)
+    benchmark = load(data or settings)
+    device = training.choose_device(trained.run.training.device)
+    if prompt_weights:
+        return embedder.embed_with_prompt_weights(
+            trained.model, benchmark, rows, settings, device=device
+        )
+    return embedder.embed_rows(trained.model, benchmark, rows, settings, device=device)

@@ -1,4 +1,4 @@
-"""Kept runs listed, compared, checked and removed."""
+"""Kept runs listed, compared, checked and removed: `python -m pumalib runs`, and differences."""
 
 import difflib
 import shutil
@@ -48,7 +48,7 @@ class NotTestable(ValueError):  # noqa: N818 - a verdict of the scorecard, not a
 
 
 def run_of(name: str, profile: str | Path) -> Run:
-    """The settings of a kept run; a ValueError says whether it is an ensemble, or not kept."""
+    """The settings of a kept run; ValueError where it is an ensemble, or is not kept."""
     found = store.record(name, profile)
     if "members" in found:
         raise ValueError(
@@ -64,12 +64,12 @@ def difference(
     large: Collection[str] = (),
     other: str | Path | None = None,
 ) -> pd.DataFrame:
-    """`evaluation.paired_difference` of a row and another, each the names of its seeds' runs.
+    """`evaluation.paired_difference` of two rows, each given by the names of its seeds' runs.
 
     `theirs` are of the profile `other`, if that is another one.  Seeds that both rows have count.
-    Raises NotTestable: there is no such seed, or the rows were tested on other queries.
+    Raises NotTestable where there is no such seed, or the rows were tested on unlike queries.
     """
-    their_profile = other or profile
+    their_profile = profile if other is None else other
     our_names = _by_seed(ours, profile)
     their_names = _by_seed(theirs, their_profile)
     seeds = [seed for seed in our_names if seed in their_names]
@@ -107,16 +107,16 @@ def _listed(seeds: Collection[int]) -> str:
     return ", ".join(str(seed) for seed in seeds)
 
 
-# A run by name and profile.
-_Place = tuple[str, str | Path]
+# The name and the profile of a kept run.
+_Kept = tuple[str, str | Path]
 
 
 def _paired(
-    ours: Mapping[int, _Place], theirs: Mapping[int, _Place], large: Collection[str] = ()
+    ours: Mapping[int, _Kept], theirs: Mapping[int, _Kept], large: Collection[str] = ()
 ) -> pd.DataFrame:
-    """`evaluation.paired_difference` of runs by seed; NotTestable: other queries."""
-    our_hits = {seed: store.hits(*place) for seed, place in ours.items()}
-    their_hits = {seed: store.hits(*place) for seed, place in theirs.items()}
+    """`evaluation.paired_difference` of runs by seed; NotTestable where their queries differ."""
+    our_hits = {seed: store.hits(*kept) for seed, kept in ours.items()}
+    their_hits = {seed: store.hits(*kept) for seed, kept in theirs.items()}
     for seed, hits in our_hits.items():
         if _counts(hits) != _counts(their_hits[seed]):
             raise NotTestable(
@@ -124,9 +124,7 @@ def _paired(
                 "`runs list` shows their data"
             )
     first = next(iter(ours.values()))
-    begins = store.hits(*first, "classes")
-    classes = {dataset: begin.cumsum() for dataset, begin in begins.items()}
-    return evaluation.paired_difference(our_hits, their_hits, classes, large)
+    return evaluation.paired_difference(our_hits, their_hits, store.classes(*first), large)
 
 
 def _counts(hits: Hits) -> dict[str, int]:
@@ -183,8 +181,8 @@ def _summary(name: str, profile: str, kept: dict[str, Any]) -> dict[str, Any]:
 def find(label: str) -> tuple[str, str]:
     """(name, profile) of the one run called `name` or `profile/name`, also if it is unfinished.
 
-    A damaged line goes by its own name, as `runs verify` prints it.  Raises ValueError: there is
-    none, or several.
+    A damaged line goes by its own name, as `runs verify` prints it.  Raises ValueError where there
+    is none, or several.
     """
     known = set()
     for home in _homes(None):
@@ -210,7 +208,7 @@ def find(label: str) -> tuple[str, str]:
 def remove(name: str, profile: str) -> None:
     """Remove a run, its lines and its folder, or a damaged line.
 
-    Raises filelock's Timeout: a running process holds the run.
+    Raises filelock's Timeout where a running process holds the run.
     """
     if not kept_line.DAMAGED.fullmatch(name):
         _remove_folder(store.place(name, profile))
@@ -235,8 +233,8 @@ def compare(first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """
     one = find(first)
     two = find(second)
-    accuracies = [_accuracies(*place) for place in (one, two)]
-    settings = [_compared_settings(*place) for place in (one, two)]
+    accuracies = [_accuracies(*one), _accuracies(*two)]
+    settings = [_compared_settings(*one), _compared_settings(*two)]
 
     beside = pd.concat(settings, axis=1, keys=[first, second])
     unequal = beside[beside.astype(str).nunique(axis=1) > 1]
@@ -292,7 +290,11 @@ def _damage(line: kept_line.Line) -> str:
 def _problem(name: str, kept: dict[str, Any], home: Path) -> str:
     """What is wrong with a kept run, an empty text if nothing is."""
     try:
-        return _lost_members(kept, home) or _unloadable(name, home) or _outdated(name, kept)
+        lost = _lost_members(kept, home)
+        if lost:
+            return lost
+        _load_model(name, home)
+        return _outdated(name, kept)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
 
@@ -304,23 +306,21 @@ def _lost_members(kept: dict[str, Any], home: Path) -> str:
     return ""
 
 
-def _unloadable(name: str, home: Path) -> str:
+def _load_model(name: str, home: Path) -> None:
     """Load the model, if there is one: what is wrong with it is raised."""
     folder = store.folder(name, home)
     if (folder / store.MODEL).is_file():
         models.load_model(folder)
-    return ""
 
 
 def _outdated(name: str, kept: dict[str, Any]) -> str:
-    today = name
-    run = None
-    if "members" not in kept:
+    if "members" in kept:
+        today = run_folder.ensemble_name(kept["members"])
+    else:
         run = Run.from_dict(kept["run"])
-    with suppress(OSError, ValueError):  # data or weights are not on this machine
-        if run is None:
-            today = run_folder.ensemble_name(kept["members"])
-        else:
+        today = name
+        # Data or weights may not be on this machine.
+        with suppress(OSError, ValueError):
             today = run_folder.run_name(run)
     if today != name:
         return f"outdated: today's data, weights, code or a changed setting would call it {today}"

@@ -26,10 +26,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from .. import config, data, evaluation, losses, models, paths
+from .. import config, data, evaluation, losses, models, paths, training
 from ..data import Benchmark, batches, prepared
+from ..data.images import View
+from ..training import loop
 
-# Of the eight datasets (Table 1).
+# Training images of the eight datasets (Table 1).
 TRAIN_IMAGES = 141_404
 # Test images and classes of the eight datasets (Table 1).
 EIGHT_DATASETS = {
@@ -42,9 +44,11 @@ EIGHT_DATASETS = {
     "flowers": (4_696, 51),
     "aircraft": (5_000, 50),
 }
+# Mean, and standard deviation, of each channel as most timm models have them.
 HALF = (0.5, 0.5, 0.5)
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+# Of embeddings and labels, ours or a reference.
+LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 # ---- time and machine
@@ -64,7 +68,8 @@ class Clock:
 
         The first turn of each warms up and does not count.
         """
-        rounds = rounds or self.rounds
+        if rounds is None:
+            rounds = self.rounds
         spent: dict[str, list[float]] = {name: [] for name in candidates}
         for _ in range(rounds + 1):
             for name, candidate in candidates.items():
@@ -83,9 +88,8 @@ class Clock:
 
 def environment(device: torch.device) -> dict[str, str | int]:
     """Describe what the numbers depend on: device, threads, versions."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {
-        "device": name,
+        "device": training.device_name(device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -96,7 +100,9 @@ def peak_memory() -> int:
     """Get the most memory that this process has used so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts in KiB, macOS in bytes.
-    return peak * 1024 if platform.system() == "Linux" else peak
+    if platform.system() == "Linux":
+        return peak * 1024
+    return peak
 
 
 def _library(module: str) -> Any:
@@ -131,7 +137,7 @@ class _Reference:
     """What losses are timed beside."""
 
     name: str
-    loss: Loss
+    loss: LossFunction
 
 
 class PlainCrossEntropy(nn.Module):
@@ -175,13 +181,13 @@ def losses_beside_library(sizes: LossSizes, clock: Clock) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def _library_losses(dim: int) -> list[tuple[LossEntry, Loss]]:
+def _library_losses(dim: int) -> list[tuple[LossEntry, LossFunction]]:
     """Losses over pairs, each with the same of pytorch-metric-learning."""
     distances = _library("distances")
     miners = _library("miners")
     theirs = _library("losses")
 
-    def mined(loss: Callable, miner: Callable) -> Loss:
+    def mined(loss: Callable, miner: Callable) -> LossFunction:
         return lambda x, labels: loss(x, labels, miner(x, labels))
 
     cosine = distances.CosineSimilarity()
@@ -251,7 +257,7 @@ def _loss_times(
     return pd.DataFrame(rows)
 
 
-def _loss_step(loss: Loss, x: Tensor, labels: Tensor) -> Callable[[], None]:
+def _loss_step(loss: LossFunction, x: Tensor, labels: Tensor) -> Callable[[], None]:
     """What is timed: forward and backward."""
 
     def step() -> None:
@@ -296,13 +302,18 @@ class TrainingStep:
         self.images = images
         self.labels = labels
         self.setting = setting
-        method = "full" if name == "timm" else name
+        is_plain = name == "timm"
         built = models.build(
-            method, setting.backbone, pretrained="random", image_size=setting.pixels
+            "full" if is_plain else name,
+            setting.backbone,
+            pretrained="random",
+            image_size=setting.pixels,
         )
         built.to(setting.device)
         self.draw_gates = built.draw_gates
-        self.model: nn.Module = PlainModel(built) if name == "timm" else built
+        self.model: nn.Module = built
+        if is_plain:
+            self.model = PlainModel(built)
         self.model.train()
         classes = int(labels.max()) + 1
         self.loss = losses.make("curricularface", classes, 128).to(setting.device)
@@ -311,10 +322,7 @@ class TrainingStep:
         trained = [p for p in parameters if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=1e-4, weight_decay=1e-4)
         if setting.device.type == "cpu" and setting.dtype == torch.bfloat16:
-            # As training does; timm's Attention alone reads it.
-            modules: Iterator[Any] = self.model.modules()
-            for module in modules:
-                module.fused_attn = False
+            loop.use_plain_attention(self.model)
 
     def run(self) -> None:
         """Do the step."""
@@ -577,7 +585,7 @@ def _stream(
     device: torch.device | str = "cpu",
 ) -> Iterator[Tensor]:
     """Training batches (B, 3, size, size) of a benchmark's images by this project's code."""
-    view = batches.View(settings, HALF, HALF, training=True)
+    view = View(settings, HALF, HALF, training=True)
     plan = batches.Plan(benchmark, benchmark.images, order, view, device=device)
     for images, _ in batches.batches(plan):
         yield images

@@ -22,8 +22,8 @@ from ..training import run_folder
 from . import kept_line
 from .kept_line import Line
 
-MODEL = models.saved.FILE
-# Lines of a file: 3 MB of `mini`.
+MODEL = models.saved.MODEL_FILE
+# Lines, at most, that a file is given: 3 MB of `mini`.
 FULL = 250
 REPEATED = "repeated.jsonl"
 
@@ -32,7 +32,7 @@ State = tuple[Path, int, int, int]
 
 
 class NotKept(FileNotFoundError):  # noqa: N818 - notebooks and their summary call it so
-    """Runs, or models, that are needed are not kept, and may not be trained."""
+    """Runs or models that are needed are not kept, and are not to be trained now."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,17 @@ class Repeat:
 
 
 def place(name: str, profile: str | Path) -> Path:
-    """Where the folder of a run is, or a link to it; ValueError: no run may be called so."""
+    """Where the folder of a run is, or a link to it.
+
+    Raises ValueError where no run may be called so.
+    """
     return paths.RESULTS / profile / "runs" / kept_line.checked_name(name)
 
 
 def folder(name: str, profile: str | Path) -> Path:
-    """Where a run trains, and where its model is if it was not trained elsewhere.
+    """`place`, to be written to: where a run trains, and its model is if it was trained here.
 
-    Raises ValueError: no run may be called so, or its folder is a link that leads elsewhere.
+    Raises ValueError where no run may be called so, or its folder is a link that leads elsewhere.
     """
     found = place(name, profile)
     if found.resolve() != found.parent.resolve() / name:
@@ -101,7 +104,7 @@ def _differ(same: list[Line]) -> bool:
 
 
 def record(name: str, profile: str | Path) -> dict[str, Any]:
-    """The record of a kept run; a ValueError, where it was not kept, gives near names."""
+    """The record of a kept run; ValueError, with names that are near, where it is not kept."""
     known = read(profile)
     if name not in known:
         near = ", ".join(difflib.get_close_matches(name, known)) or "none"
@@ -109,17 +112,24 @@ def record(name: str, profile: str | Path) -> dict[str, Any]:
     return known[name]
 
 
-def hits(name: str, profile: str | Path, part: str = "hits") -> dict[str, np.ndarray]:
-    """R@1 (0 or 1) of every query of a kept run, (queries,) per dataset and for "unified".
+def hits(name: str, profile: str | Path) -> dict[str, np.ndarray]:
+    """R@1 (0 or 1) of every query of a kept run, (queries,) per dataset and for "unified"."""
+    return unpacked(record(name, profile), "hits")
 
-    With `part` "classes" instead whether each query is the first of its class.
-    """
-    found = record(name, profile)
-    counts = {row["dataset"]: row["queries"] for row in found["table"]}
-    unpacked = {}
-    for dataset, text in found[part].items():
-        unpacked[dataset] = evaluation.unpack(text, counts[dataset]).astype(float)
-    return unpacked
+
+def classes(name: str, profile: str | Path) -> dict[str, np.ndarray]:
+    """A number for the class of every query of a kept run, (queries,) as of `hits`."""
+    is_first = unpacked(record(name, profile), "classes")
+    return {dataset: first.cumsum() for dataset, first in is_first.items()}
+
+
+def unpacked(record: dict[str, Any], key: str) -> dict[str, np.ndarray]:
+    """What `evaluation.Scores.packed` wrote as `key` of a record: (queries,) 0 or 1 by dataset."""
+    counts = {row["dataset"]: row["queries"] for row in record["table"]}
+    found = {}
+    for dataset, text in record[key].items():
+        found[dataset] = evaluation.unpack(text, counts[dataset]).astype(float)
+    return found
 
 
 def _kept_files(profile: str | Path) -> list[Path]:
@@ -175,18 +185,18 @@ def _parsed(file: Path, *state: int) -> tuple[Line, ...]:
     return tuple(found)
 
 
-def add(record: dict[str, Any], profile: str | Path) -> None:
-    """Keep a finished run, unless it is kept already; numbers, but for its settings, are rounded.
+def add(finished: dict[str, Any], profile: str | Path) -> None:
+    """Keep the record of a finished run, unless one is kept already; its results are rounded.
 
-    Raises ValueError: it is not the record of a finished run.
+    Raises ValueError where it is not the record of a finished run.
     """
-    if record["name"] not in read(profile):
-        put(record["name"], kept_line.written(kept_line.rounded(record)), profile)
+    if finished["name"] not in read(profile):
+        put(finished["name"], kept_line.written(kept_line.rounded(finished)), profile)
 
 
-def add_repeat(record: dict[str, Any], profile: str | Path) -> None:
+def add_repeat(finished: dict[str, Any], profile: str | Path) -> None:
     """Keep the record of a kept run that was trained again beside its line, once."""
-    text = kept_line.written(kept_line.rounded(record))
+    text = kept_line.written(kept_line.rounded(finished))
     with _locked(profile) as home:
         texts = [line.text for line in repeated(profile)]
         if text not in texts:
@@ -194,9 +204,9 @@ def add_repeat(record: dict[str, Any], profile: str | Path) -> None:
 
 
 def put(name: str, text: str, profile: str | Path) -> None:
-    """Write the line of a run, in place of every line that begins as its own.
+    """Write the line of a run, in place of every line that begins with its name.
 
-    A file is written whole, by one process at a time, and sorted by name.
+    Files are written whole, by one process at a time, and sorted by name.
     """
     kept_line.checked_name(name)
     with _locked(profile) as home:
@@ -209,10 +219,12 @@ def put(name: str, text: str, profile: str | Path) -> None:
             if len(found) < FULL:
                 roomy.append(file)
         new = home / f"kept-{len(by_file) + 1}.jsonl"
+        # Where the run stands already, else where there is room.
         chosen = [*holding, *roomy, new][0]
 
         for file in dict.fromkeys([chosen, *holding]):
             others = [line for line in by_file.get(file, []) if line.begins != name]
+            # Damaged lines without a name at their beginning go by the one they were given.
             name_of = {line.text: line.begins or line.name for line in others}
             if file == chosen:
                 name_of[text] = name
@@ -220,7 +232,7 @@ def put(name: str, text: str, profile: str | Path) -> None:
 
 
 def drop(name: str, profile: str | Path) -> None:
-    """Take out every line called `name`, that of a run or of what is damaged; all others stay."""
+    """Take out every line called `name`, which may be a run's or that of a damaged line."""
     with _locked(profile) as home:
         for file in [*_kept_files(profile), home / REPEATED]:
             found = _lines_of(file)
@@ -237,10 +249,12 @@ def held(where: Path) -> Iterator[None]:
     ones are kept beside them, see `compare_repeat`.
     """
     profile = where.parents[1]
-    folder(where.name, profile)  # refuses what leads elsewhere
+    # Refuses what leads elsewhere.
+    folder(where.name, profile)
     run_folder.make(where)
     with FileLock(where / run_folder.LOCK):
-        if not (where / MODEL).is_file():  # then it is trained again, whatever its numbers
+        # Without its model it is trained again, even where its numbers are there.
+        if not (where / MODEL).is_file():
             (where / run_folder.FINISHED).unlink(missing_ok=True)
         yield
         finished = _finished(where)
@@ -250,7 +264,7 @@ def held(where: Path) -> Iterator[None]:
 
 
 def compare_repeat(where: Path, profile: str | Path) -> Repeat:
-    """The kept record of the run that trained in the folder `where`, beside what the folder has."""
+    """The kept record of the run that trained in the folder `where`, and the folder's own."""
     kept = record(where.name, profile)
     again = _finished(where)
     return Repeat(kept, again, kept_line.agree(kept, again))

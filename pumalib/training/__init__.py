@@ -1,4 +1,7 @@
-"""Training: the loop, its checkpoints, batches in parts, and the folder that a run leaves."""
+"""Training: the loop, its checkpoints, batches in parts, and the folder that a run leaves.
+
+Read `loop` first, from `train` on.
+"""
 
 from .loop import NonFiniteLoss, choose_device, device_name, train
 from .run_folder import run_name

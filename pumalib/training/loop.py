@@ -45,7 +45,7 @@ class NonFiniteLoss(ArithmeticError):  # noqa: N818 (a name that users know)
 
 
 @dataclass
-class Parts:
+class Setup:
     """What a run is made of, ready to train."""
 
     run: Run
@@ -74,16 +74,16 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
     about = folder.name
     if position:
         about = f"{position} · {folder.name}"
-    hidden = not parallel.first()
+    hidden = not parallel.is_first()
     with progress.bar(desc=about, unit="image", dynamic_ncols=True, disable=hidden) as bar:
-        parts = build(run, folder)
-        reached = fit(parts, folder, bar)
-        if not parallel.first():
+        setup = build(run, folder)
+        reached = fit(setup, folder, bar)
+        if not parallel.is_first():
             return folder
 
         bar.set_postfix_str("evaluating")
-        scores = evaluate(parts, folder)
-        seconds = record(parts, reached, scores, folder)
+        scores = evaluate(setup, folder)
+        seconds = finish(setup, reached, scores, folder)
         bar.set_postfix_str(f"finished, trained in {timedelta(0, round(seconds))}")
     return folder
 
@@ -91,7 +91,7 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
 # ---- build
 
 
-def build(run: Run, folder: Path) -> Parts:
+def build(run: Run, folder: Path) -> Setup:
     """Load the data, make loss and model from the run's seed, and begin the folder."""
     device = choose_device(run.training.device)
     precision = choose_precision(run.training.precision, device)
@@ -113,7 +113,7 @@ def build(run: Run, folder: Path) -> Parts:
     _require_one_width(model, run)
 
     environment: dict[str, Any] = {}
-    if parallel.first():
+    if parallel.is_first():
         _require_readable_test_images(benchmark)
         run_folder.make(folder)
         environment = machine(device, precision)
@@ -126,8 +126,8 @@ def build(run: Run, folder: Path) -> Parts:
     loss = loss.to(device).train()
     model.recompute = run.training.recompute
     if device.type == "cpu" and precision == "bfloat16":
-        _use_plain_attention(model)
-    return Parts(run, benchmark, labels, model, loss, device, precision, environment)
+        use_plain_attention(model)
+    return Setup(run, benchmark, labels, model, loss, device, precision, environment)
 
 
 def _require_one_width(model: models.EmbeddingModel, run: Run) -> None:
@@ -149,7 +149,7 @@ def _require_readable_test_images(benchmark: Benchmark) -> None:
         raise error
 
 
-def _use_plain_attention(model: nn.Module) -> None:
+def use_plain_attention(model: nn.Module) -> None:
     """Choose timm's plain attention: the fused one is three times slower in bfloat16 on a CPU."""
     for part in model.modules():
         part.fused_attn = False  # type: ignore[assignment]  # read by timm's Attention alone
@@ -162,7 +162,7 @@ def _use_plain_attention(model: nn.Module) -> None:
 class _Fitting:
     """A training in progress."""
 
-    parts: Parts
+    setup: Setup
     optimizer: torch.optim.Optimizer
     folder: Path
     bar: tqdm
@@ -174,18 +174,18 @@ class _Fitting:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
 
-def fit(parts: Parts, folder: Path, bar: tqdm) -> Reached:
+def fit(setup: Setup, folder: Path, bar: tqdm) -> Reached:
     """Train from the newest checkpoint of `folder` to the last epoch."""
-    recipe = parts.run.training
-    if not any(p.requires_grad for p in parts.model.parameters()):
+    recipe = setup.run.training
+    if not any(p.requires_grad for p in setup.model.parameters()):
         # Nothing to train, whatever the loss would learn.
         parallel.leave()
         return Reached(epoch=recipe.epochs)
 
-    parallel.check(parts.model, recipe.micro_batch)
-    optimizer = make_optimizer(parts.model, parts.loss, recipe)
-    reached = checkpoint.resume(folder, parts.model, parts.loss, optimizer)
-    fitting = _Fitting(parts, optimizer, folder, bar, reached, time.monotonic())
+    parallel.check_batch_norm(setup.model, recipe.micro_batch)
+    optimizer = make_optimizer(setup.model, setup.loss, recipe)
+    reached = checkpoint.resume(folder, setup.model, setup.loss, optimizer)
+    fitting = _Fitting(setup, optimizer, folder, bar, reached, time.monotonic())
     while fitting.reached.epoch < recipe.epochs:
         _epoch(fitting)
     parallel.leave()
@@ -194,8 +194,8 @@ def fit(parts: Parts, folder: Path, bar: tqdm) -> Reached:
 
 def _epoch(fitting: _Fitting) -> None:
     """Train the rest of the epoch that is reached, with checkpoints on the way and at its end."""
-    recipe = fitting.parts.run.training
-    chosen = _chosen_images(fitting.parts, fitting.reached.epoch)
+    recipe = fitting.setup.run.training
+    chosen = _chosen_images(fitting.setup, fitting.reached.epoch)
     steps = len(chosen)
     _begin_bar(fitting, chosen)
     clock = time.monotonic()
@@ -222,18 +222,18 @@ def _epoch(fitting: _Fitting) -> None:
             }
             fitting.reached = Reached(reached.epoch + 1, log=[*reached.log, row])
         is_due = clock - fitting.saved > recipe.checkpoint_seconds
-        if parallel.first() and (epoch_is_over or is_due):
+        if parallel.is_first() and (epoch_is_over or is_due):
             _save(fitting, where)
 
 
-def _chosen_images(parts: Parts, epoch: int) -> list[np.ndarray]:
+def _chosen_images(setup: Setup, epoch: int) -> list[np.ndarray]:
     """The training images of each batch of an epoch, this process's share of them."""
-    recipe = parts.run.training
-    seed = parts.run.seed
-    if parts.loss.batches == "classes":
+    recipe = setup.run.training
+    seed = setup.run.seed
+    if setup.loss.batches == "classes":
         classes, images = batches.class_sizes(recipe.batch_size, recipe.images_per_class)
         chosen = batches.class_batches(
-            parts.labels.tolist(),
+            setup.labels.tolist(),
             classes,
             images,
             recipe.repeat_images,
@@ -241,46 +241,46 @@ def _chosen_images(parts: Parts, epoch: int) -> list[np.ndarray]:
             epoch,
         )
     else:
-        chosen = batches.random_batches(len(parts.labels), recipe.batch_size, seed, epoch)
+        chosen = batches.random_batches(len(setup.labels), recipe.batch_size, seed, epoch)
     return parallel.share(chosen)
 
 
 def _stream(fitting: _Fitting, chosen: list[np.ndarray]) -> Iterator[tuple[Tensor, np.ndarray]]:
     """The batches of an epoch that are still to be trained."""
-    parts = fitting.parts
-    normalisation = models.backbones.normalisation(parts.model.backbone)
+    setup = fitting.setup
+    normalisation = models.backbones.normalisation(setup.model.backbone)
     plan = batches.Plan(
-        benchmark=parts.benchmark,
-        rows=parts.benchmark.train,
+        benchmark=setup.benchmark,
+        rows=setup.benchmark.train,
         positions=chosen,
-        view=View(parts.run.data, *normalisation, training=True),
-        seed=parts.run.seed,
+        view=View(setup.run.data, *normalisation, training=True),
+        seed=setup.run.seed,
         epoch=fitting.reached.epoch,
         first=fitting.reached.step,
         part=parallel.rank(),
-        workers=parts.run.training.workers,
-        device=parts.device,
+        workers=setup.run.training.workers,
+        device=setup.device,
     )
     return batches.batches(plan)
 
 
 def _step(fitting: _Fitting, images: Tensor, rows: np.ndarray, steps: int) -> tuple[float, float]:
     """One step of the optimizer; returns the loss and the learning rate of the backbone."""
-    parts = fitting.parts
-    recipe = parts.run.training
+    setup = fitting.setup
+    recipe = setup.run.training
     reached = fitting.reached
     lr = learning_rate(recipe, reached.epoch, reached.step, steps)
     for group in fitting.optimizer.param_groups:
         group["lr"] = lr * group["factor"]
 
-    sequence = np.random.SeedSequence((parts.run.seed, reached.epoch, reached.step))
+    sequence = np.random.SeedSequence((setup.run.seed, reached.epoch, reached.step))
     generator = torch.manual_seed(int(sequence.generate_state(1)[0]))
-    gates = parts.model.draw_gates(len(images) * parallel.size(), generator)
-    targets = torch.from_numpy(parts.labels[rows]).to(parts.device)
+    gates = setup.model.draw_gates(len(images) * parallel.size(), generator)
+    targets = torch.from_numpy(setup.labels[rows]).to(setup.device)
     batch = parallel.Batch(images, targets, gates)
 
     fitting.optimizer.zero_grad(set_to_none=True)
-    value = parallel.backward(parts.model, parts.loss, batch, recipe.micro_batch, parts.precision)
+    value = parallel.backward(setup.model, setup.loss, batch, recipe.micro_batch, setup.precision)
     where = f"epoch {reached.epoch + 1}, batch {reached.step + 1}"
     require_finite(fitting.folder, where, f"the loss is {value}", value)
     if recipe.clip_value:
@@ -294,8 +294,8 @@ def _save(fitting: _Fitting, where: str) -> None:
     checkpoint.save(
         fitting.folder,
         fitting.reached,
-        fitting.parts.model,
-        fitting.parts.loss,
+        fitting.setup.model,
+        fitting.setup.loss,
         fitting.optimizer,
     )
     fitting.saved = time.monotonic()
@@ -306,7 +306,7 @@ def _begin_bar(fitting: _Fitting, chosen: list[np.ndarray]) -> None:
     bar = fitting.bar
     if bar.total is not None:
         return
-    epochs = fitting.parts.run.training.epochs
+    epochs = fitting.setup.run.training.epochs
     reached = fitting.reached
     images = sum(len(batch) for batch in chosen) * parallel.size()
     bar.total = epochs * images
@@ -318,7 +318,7 @@ def _begin_bar(fitting: _Fitting, chosen: list[np.ndarray]) -> None:
 def _show_progress(fitting: _Fitting, images: int) -> float:
     """Advance the bar by a batch of `images`; returns images per second of this epoch."""
     reached = fitting.reached
-    epochs = fitting.parts.run.training.epochs
+    epochs = fitting.setup.run.training.epochs
     mean = reached.loss / reached.step
     said = f"epoch {reached.epoch + 1}/{epochs}, loss {mean:.3f}"
     fitting.bar.set_postfix_str(said, refresh=False)
@@ -374,39 +374,39 @@ def require_finite(folder: Path, where: str, what: str, *values: Any) -> None:
     raise NonFiniteLoss(f"run {folder.name}, {where}: {what}. Kept: {kept} in {folder}. {remedy}")
 
 
-# ---- evaluate and record
+# ---- evaluate and finish
 
 
-def evaluate(parts: Parts, folder: Path) -> evaluation.Scores:
+def evaluate(setup: Setup, folder: Path) -> evaluation.Scores:
     """Score every test image; NonFiniteLoss where an embedding is not finite."""
-    test = parts.benchmark.test
+    test = setup.benchmark.test
     embeddings = embed_rows(
-        parts.model,
-        parts.benchmark,
+        setup.model,
+        setup.benchmark,
         test,
-        parts.run.data,
-        device=parts.device,
-        workers=parts.run.training.workers,
+        setup.run.data,
+        device=setup.device,
+        workers=setup.run.training.workers,
     )
     what = "an embedding of a test image is not finite"
     require_finite(folder, "evaluation", what, embeddings)
     return evaluation.scores(
-        embeddings, test, evaluation.KS, distance=parts.loss.metric, device=parts.device
+        embeddings, test, evaluation.KS, distance=setup.loss.metric, device=setup.device
     )
 
 
-def record(parts: Parts, reached: Reached, scores: evaluation.Scores, folder: Path) -> float:
-    """Write model and metrics, drop the checkpoints, and return the seconds of training."""
-    models.save(parts.model, parts.run, folder)
+def finish(setup: Setup, reached: Reached, scores: evaluation.Scores, folder: Path) -> float:
+    """Write the model and the record, drop the checkpoints; returns the seconds of training."""
+    models.save(setup.model, setup.run, folder)
     seconds = sum(row["seconds"] for row in reached.log)
     speed = None
     if reached.log:
         speed = reached.log[-1]["images_per_second"]
-    trainable, total = models.count_parameters(parts.model)
+    trainable, total = models.count_parameters(setup.model)
     table = scores.table().reset_index(names="dataset").round(8)
     content = {
-        "run": asdict(parts.run),
-        "environment": parts.environment,
+        "run": asdict(setup.run),
+        "environment": setup.environment,
         "log": reached.log,
         "parameters": {"trainable": trainable, "total": total},
         "seconds": seconds,

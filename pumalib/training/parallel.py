@@ -24,10 +24,10 @@ class Batch:
     gates: dict[str, Tensor]  # as `EmbeddingModel.draw_gates` makes them, for the whole batch
 
 
-def first() -> bool:
-    """Whether this process writes.
+def is_first() -> bool:
+    """Whether this process is the one that writes: torchrun's first, or the only one.
 
-    It is torchrun's first, before `join` and after `leave` too, or the only one.
+    True of it before `join` and after `leave` too.
     """
     return int(os.environ.get("RANK", "0")) == 0
 
@@ -78,7 +78,7 @@ def _own_gpu(device: torch.device) -> torch.device:
 
 
 def leave() -> None:
-    """Part from the other processes when all have come so far."""
+    """Leave the other processes, once all have come so far."""
     if size() > 1:
         dist.barrier()
         dist.destroy_process_group()
@@ -110,8 +110,8 @@ def gather(part: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def check(model: nn.Module, micro_batch: int) -> None:
-    """Raise ValueError if batch normalisation is trained but would see a part of a batch only."""
+def check_batch_norm(model: nn.Module, micro_batch: int) -> None:
+    """Raise ValueError where batch normalisation is trained and would see a part of a batch."""
     if not micro_batch and size() == 1:
         return
     for module in model.modules():
@@ -176,8 +176,10 @@ def _embed(model: nn.Module, batch: Batch, place: slice, precision: str) -> Tens
     mine = slice(before + start, before + stop)
     gates = {}
     for name, gate in batch.gates.items():
+        if gate.shape[-1] > 1:
+            gate = gate[..., mine]
         # A last axis of 1 holds one gate for all images.
-        gates[name] = gate[..., mine] if gate.shape[-1] > 1 else gate
+        gates[name] = gate
     images = batch.images[place]
     enabled = precision == "bfloat16"
     with torch.autocast(images.device.type, torch.bfloat16, enabled=enabled):

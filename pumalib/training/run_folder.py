@@ -19,11 +19,11 @@ def run_name(run: Run) -> str:
     """
     weights = models.backbones.weights_digest(run.backbone, run.pretrained)
     weights += losses.texts.digest(run.loss_settings.get("texts", ""))
-    return name(run, data.load(run.data).digest, weights)
+    return name_by_digests(run, data.load(run.data).digest, weights)
 
 
-def name(run: Run, data_digest: str, weights_digest: str) -> str:
-    """The name of a run on data and weights with these digests."""
+def name_by_digests(run: Run, data_digest: str, weights_digest: str) -> str:
+    """The name of a run whose data and weights have these digests."""
     more = losses.unsaid(run.loss, run.loss_settings)
     of_part = models.part_settings(run.method)
     if of_part:
@@ -59,7 +59,7 @@ def write_text(file: Path, text: str) -> None:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What a finished run has written; ValueError: a missing or damaged file, and the remedy."""
+    """What a finished run has written; ValueError, with the remedy: it is missing or damaged."""
     file = folder / FINISHED
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
