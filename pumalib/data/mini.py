@@ -21,7 +21,7 @@ GAP = 2
 def load(root: str | Path | None = None, datasets: Sequence[str] | None = None) -> Benchmark:
     """Read the embedded benchmark, or some of its datasets; `root` is not used.
 
-    Raises ValueError: a file is damaged or missing, or the checkout is.
+    Raises ValueError where a file is damaged or missing, or there is no checkout.
     """
     table, pixels = _read()
     return Benchmark("mini", table.copy(), pixels=pixels).select(datasets)

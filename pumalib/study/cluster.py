@@ -38,7 +38,8 @@ def run_each(function: Callable, items: Mapping[str, tuple], address: str, share
     Each worker does one at a time; the item of a lost one goes to another.  `address` is the
     scheduler's or its scheduler file; all workers must see the folder `shared`.
 
-    Raises RuntimeError: some failed, all others are finished; ConnectionError: no scheduler.
+    Raises RuntimeError where some failed, when all others are finished, and ConnectionError where
+    no scheduler answers.
     """
     run_folder.make(shared)
     try:
