@@ -177,6 +177,8 @@ class FolderIndex:
     def vectors(self) -> np.ndarray:
         """Get the embeddings of all images, (n, dim) float32 of length 1, as ordered in `table`."""
         stored = self._vectors.index.reconstruct_n(0, self._vectors.ntotal)
+        # A tensor where faiss.contrib.torch_utils was imported, as pytorch-metric-learning does.
+        stored = np.asarray(stored)
         places = pd.Index(faiss.vector_to_array(self._vectors.id_map)).get_indexer(self.table.index)
         return stored[places]
 
