@@ -21,8 +21,8 @@ study: .venv/installed  ## every table and figure of the kept runs (PROFILE=mini
 test: .venv/installed  ## formatting, types, every test, and every notebook at its smoke setting
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy
-	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 600 tests notebooks
+	$(BIN)/mypy -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --nbval-lax --nbval-current-env --nbval-cell-timeout 600 tests notebooks
 
 site: .venv/installed  ## the executed notebooks of PROFILE as one searchable site: $(SITE)/_build/html/index.html
 	rm -rf $(SITE) && mkdir -p $(SITE)

@@ -6,7 +6,14 @@ No earlier result makes them pass that way.
 import os
 import tempfile
 
+# Workers of pytest-xdist inherit the folder: what one has trained is there for all.
 os.environ.setdefault("PUMALIB_RESULTS", tempfile.mkdtemp(prefix="pumalib-test-results-"))
+
+workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if workers > 1:
+    # Before torch is imported: more threads than cores would wait for each other.
+    share = max(1, (os.cpu_count() or 1) // workers)
+    os.environ.setdefault("OMP_NUM_THREADS", str(share))
 
 
 def pytest_addoption(parser):

@@ -37,6 +37,14 @@ assert not {"torch", "numpy", "pandas", "tqdm", "pydantic"} & sys.modules.keys()
 others = [name for name in opened if not name.endswith((".py", ".pyc"))]
 assert not others, others
 
+import pumalib.models
+assert "pumalib.data" not in sys.modules
+project = os.path.dirname(os.path.dirname(pumalib.__file__))
+ours = [name for name in opened if name.startswith(project)]
+# A .pyc is written under a name that ends in a number.
+others = [name for name in ours if not name.endswith((".py", ".pyc")) and ".pyc." not in name]
+assert not others, others
+
 loss = pumalib.losses.make("curricularface", 3, 4)
 assert pumalib.models.load_model and pumalib.embedder.load
 assert variables == dict(os.environ)
@@ -44,6 +52,7 @@ assert variables == dict(os.environ)
 
 
 def test_importing_reads_nothing_and_changes_nothing_and_gives_rooms():
+    """In a process of its own: this one has imported more."""
     variables = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     subprocess.run([sys.executable, "-c", IMPORT], env=variables, check=True)
 

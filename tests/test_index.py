@@ -338,6 +338,14 @@ class TestSearch:
         assert list(answer["path"]) == sorted(cosines, key=cosines.get, reverse=True)
         assert answer["cosine"].tolist() == pytest.approx(sorted(cosines.values(), reverse=True))
 
+    def test_vectors_are_an_array_also_where_faiss_gives_tensors(self, found, monkeypatch):
+        """As it does for all once faiss.contrib.torch_utils was imported."""
+        inner = found._vectors.index
+        stored = torch.from_numpy(np.asarray(inner.reconstruct_n(0, 4)))
+        monkeypatch.setattr(type(inner), "reconstruct_n", lambda self, start, count: stored)
+        assert isinstance(found.vectors(), np.ndarray)
+        assert found.near_duplicates(-1)["cosine"].between(-1.001, 1.001).all()
+
     def test_an_image_is_left_out_of_its_own_answer(self, found, folder):
         for query in ("four.png", folder / "four.png", str(folder / "four.png")):
             assert "four.png" not in list(found.search(query, 10)["path"])

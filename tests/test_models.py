@@ -1,8 +1,6 @@
 """The models against the paper: equations, parameter counts; other backbones, refusals."""
 
 import dataclasses
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -464,21 +462,6 @@ def test_what_the_hub_does_not_give_is_said_with_a_remedy(monkeypatch):
     monkeypatch.setattr(timm, "create_model", lambda *args, **options: 1 / 0)
     with pytest.raises(FileNotFoundError, match=f"ZeroDivisionError.*{SAVED_ELSEWHERE}"):
         models.build("linear", "vit_tiny_patch16_224.augreg_in21k")
-
-
-def test_importing_the_models_reads_no_file_of_the_project():
-    """In a process of its own: this one has imported more."""
-    script = """
-import sys, pathlib
-opened = []
-sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
-import pumalib.models
-project = str(pathlib.Path(pumalib.__file__).parent.parent)
-data = [file for file in opened if file.startswith(project) and not file.endswith((".py", ".pyc"))]
-assert not [file for file in data if ".pyc." not in file], data
-assert "pumalib.data" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.parametrize("method", ["full", "vpt-deep", "puma+lora-stochastic"])

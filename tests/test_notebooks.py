@@ -99,7 +99,7 @@ def write(stem, *cells, parameters=PARAMETERS, rows=None):
     notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
     sources = [
         (parameters, "parameters"),
-        *([(P + rows, "rows")] if rows else []),
+        *([(rows, "rows")] if rows else []),
         *((cell, None) for cell in cells),
     ]
     for source, tag in sources:
@@ -173,7 +173,7 @@ def test_a_copy_writes_under_its_own_name(results):
 
 def test_plan_run_and_kept(results, capsys):
     rows, cells = (
-        "rows = {m: p.run(m, dim=8) for m in ('linear', '%s')}",
+        P + "rows = {m: p.run(m, dim=8) for m in ('linear', '%s')}",
         ["study.run_all(rows, p).save('first');"],
     )
     write("01_first", *cells, "print('here')\nassert p.seeds == (0, 1)", rows=rows % "pretrained")

@@ -153,14 +153,11 @@ assert "puma" in pumalib.list_methods() and "ms" in pumalib.list_losses()
 loss = pumalib.losses.make("contrastive", 3, 4)
 """
 
-STUDY = """
+REFUSED = """
 try:
     import pumalib.study
 except FileNotFoundError as error:
     print(error)
-"""
-
-MINI = """
 try:
     pumalib.data.load(pumalib.config.Data(benchmark="mini"))
 except FileNotFoundError as error:
@@ -178,9 +175,9 @@ def test_every_module_of_the_library_is_imported_and_reads_nothing_of_the_checko
 
 
 def test_what_needs_the_checkout_says_so(elsewhere):
-    assert "need the checkout of pumalib; name it by PUMALIB_ROOT=" in elsewhere(STUDY)
-    images, profile = elsewhere(MINI).splitlines()
-    assert "need the checkout of pumalib; name it by PUMALIB_ROOT=" in images
+    study, images, profile = elsewhere(REFUSED).splitlines()
+    for said in (study, images):
+        assert "need the checkout of pumalib; name it by PUMALIB_ROOT=" in said
     assert "no profile 'mini'; those of the study need its checkout: PUMALIB_ROOT=" in profile
 
 
