@@ -51,6 +51,12 @@ def _ordered(pair: tuple) -> tuple:
     return pair
 
 
+def _once(values: tuple) -> tuple:
+    if len(set(values)) < len(values):
+        raise ValueError("give each once")
+    return values
+
+
 def _distinct(values: tuple) -> tuple:
     if not values or len(set(values)) < len(values):
         raise ValueError("give one or more, each once")
@@ -228,9 +234,13 @@ def method(name: str | Method, /, **settings: Any) -> Method:
     else:
         raise ValueError(_unknown(name, METHODS, "method"))
     where = f"method {chosen.name!r}"
-    known = [one for one in _names(Method) if one != "name"]
-    _require_known(where, settings, known)
+    _require_known(where, settings, _settings_of_method())
     return _changed(chosen, settings, where)
+
+
+def _settings_of_method() -> list[str]:
+    """The fields of a `Method` that may be set: all but its name."""
+    return [name for name in _names(Method) if name != "name"]
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -416,6 +426,10 @@ class Profile:
     full: dict[str, Any] = field(default_factory=dict)
     # Settings of `training` when it is frozen.
     frozen: dict[str, Any] = field(default_factory=dict)
+    # Of single methods, by name: fields of `Training` and `Method` as they were tuned, see `run`.
+    tuned: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # The large datasets, all others being small; None: by the number of images (claims.large).
+    large: Annotated[tuple[str, ...], AfterValidator(_once)] | None = None
     # Runs at once on this machine.
     jobs: Positive = 1
     # Address of a Dask scheduler whose workers train.
@@ -431,8 +445,20 @@ class Profile:
             )
         _changed(self.training, self.full, "full")
         _changed(self.training, self.frozen, "frozen")
+        for name, settings in self.tuned.items():
+            self._check_tuned(name, settings)
         _require_weights(self.backbone, self.pretrained)
         return self
+
+    def _check_tuned(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Raise ValueError where `tuned` has an unknown method, field or value."""
+        if name not in METHODS:
+            raise ValueError(f"tuned: {_unknown(name, METHODS, 'method')}")
+        where = f"tuned.{name}"
+        known = [*_names(Training), *_settings_of_method()]
+        _require_known(where, settings, known)
+        _changed(METHODS[name], _only_fields(settings, Method), where)
+        _changed(self.training, _only_fields(settings, Training), where)
 
     def run(
         self,
@@ -453,6 +479,12 @@ class Profile:
 
         `training` changes fields of the recipe, the others replace those of `Run`; None is the
         profile's word, or the default.  Raises ValueError, which names a bad field.
+
+        What was `tuned` for a method goes by its name, and so holds for whatever is made of it by
+        other settings, data or losses too: PUMA without its gate has PUMA's rate.  It stands above
+        the recipes `full` and `frozen`, and below what is asked for here.  A `Method` that is given
+        in place of a name keeps those of its settings that are not its namesake's in `METHODS`; one
+        of another name has nothing tuned.
         """
         chosen = self._scaled(method(name), settings)
         content = {
@@ -478,19 +510,31 @@ class Profile:
         return checked(f"profile {self.name!r}", Run, content)
 
     def _scaled(self, chosen: Method, settings: Mapping[str, Any]) -> Method:
-        """A method at the scale of the backbone and its images, but for what `settings` say."""
+        """A method at the scale of the backbone and its images, and tuned.
+
+        But for what `settings` say.
+        """
         scaled = {
             "adapter_rank": round(self.rank_scale * chosen.adapter_rank),
             "lora_rank": round(self.rank_scale * chosen.lora_rank),
             "prompt_length": max(1, round(self.prompt_scale * chosen.prompt_length)),
         }
-        return method(chosen, **{**scaled, **settings})
+        return method(chosen, **{**scaled, **self._tuned_settings(chosen), **settings})
+
+    def _tuned_settings(self, chosen: Method) -> dict[str, Any]:
+        """What was tuned of a method's own settings, but for those that were changed already."""
+        found = {}
+        for key, value in _only_fields(self.tuned.get(chosen.name, {}), Method).items():
+            if getattr(chosen, key) == getattr(METHODS[chosen.name], key):
+                found[key] = value
+        return found
 
     def _recipe(self, chosen: Method, changes: Mapping[str, Any]) -> Training:
-        """The recipe for a method, as it tunes the backbone or not."""
+        """The recipe for a method: as it tunes the backbone or not, and as it was tuned itself."""
         recipe = self.full if chosen.tune_backbone else self.frozen
+        tuned = _only_fields(self.tuned.get(chosen.name, {}), Training)
         where = f"profile {self.name!r}, training"
-        return _changed(self.training, {**recipe, **changes}, where)
+        return _changed(self.training, {**recipe, **tuned, **changes}, where)
 
 
 def profile(name: str, /, **changes: Any) -> Profile:
@@ -498,7 +542,8 @@ def profile(name: str, /, **changes: Any) -> Profile:
 
     A file is absolute, or relative to the project.  `changes` that are not None replace the file's
     word: any field of `Profile`, `Data` or `Training`; a field of `Training` wins over the recipes
-    `full` and `frozen` too.  Raises ValueError, which names a bad field and what is allowed.
+    `full` and `frozen`, and over what was `tuned`, too.  Raises ValueError, which names a bad field
+    and what is allowed.
     """
     read = _read_profile(_profile_file(name))
     where = f"profile {read.name!r}"
@@ -511,11 +556,12 @@ def profile(name: str, /, **changes: Any) -> Profile:
         of_data["split"] = None
     own: dict[str, Any] = {"data": _changed(read.data, of_data, where)}
 
-    # The training.  What is asked for wins over the two recipes too.
+    # The training.  What is asked for wins over the recipes, and over what was tuned, too.
     of_training = _only_fields(asked, Training)
     own["training"] = _changed(read.training, of_training, where)
     own["full"] = _without(read.full, of_training)
     own["frozen"] = _without(read.frozen, of_training)
+    own["tuned"] = {name: _without(tuned, of_training) for name, tuned in read.tuned.items()}
 
     # The profile.  Seeds that are asked for are for all rows.
     if "seeds" in asked:

@@ -56,6 +56,14 @@ BAD = [
     ({"training": {"epoch": 3}}, "unknown setting 'epoch'; did you mean 'epochs'"),
     ({"frozen": {"learning_rate": 3}}, "frozen: unknown setting 'learning_rate'"),
     ({"full": None}, "full = None"),
+    ({"tuned": {"pumma": {}}}, "bad.yaml: tuned: unknown method 'pumma'; did you mean 'puma'"),
+    ({"tuned": {"puma": {"rate": 1}}}, "tuned.puma: unknown setting 'rate'.*known: .*adapter_keep"),
+    ({"tuned": {"puma": {"name": "x"}}}, "tuned.puma: unknown setting 'name'"),
+    ({"tuned": {"puma": {"lr": "fast"}}}, "bad.yaml: tuned.puma: lr = 'fast': it should be"),
+    ({"tuned": {"puma": {"adapter_keep": 2}}}, "bad.yaml: tuned.puma: adapter_keep = 2"),
+    ({"tuned": {"puma": 3e-4}}, "tuned.puma = 0.0003: it should be a"),
+    ({"large": ["birds", "birds"]}, "large = .*give each once"),
+    ({"large": "birds"}, "large = 'birds'"),
     ({"data": [1]}, r"bad.yaml: data = \[1\]: it should be a dictionary"),
     (
         {"training": {"epochs": 0}},
@@ -141,6 +149,65 @@ def test_an_override_wins_over_the_recipes():
         config.profile("photos").data.split
         and not config.profile("photos", root="/images").data.split
     )
+
+
+# ---- What was tuned for single methods
+
+TUNED = {
+    "puma": {"lr": 3e-4, "adapter_scale": 1.0, "epochs": 3},
+    "full": {"lr": 2e-4, "new_lr_factor": 1},
+}
+
+
+def tuned_mini(tuned=TUNED, **changes):
+    return config.profile("mini", tuned=tuned, **changes)
+
+
+def test_each_method_has_what_was_tuned_for_it_and_no_other_has():
+    mini, tuned = config.profile("mini"), tuned_mini()
+    puma = tuned.run("puma")
+    assert (puma.training.lr, puma.training.epochs, puma.method.adapter_scale) == (3e-4, 3, 1.0)
+    assert puma.method.adapter_rank == mini.run("puma").method.adapter_rank, "still scaled"
+    full = tuned.run("full").training
+    assert (full.lr, full.new_lr_factor, mini.full["lr"]) == (2e-4, 1, 1e-3)
+    for name in config.METHODS.keys() - TUNED.keys():
+        assert tuned.run(name) == mini.run(name)
+
+
+def test_what_is_asked_for_wins_over_what_was_tuned(tmp_path):
+    tuned = tuned_mini()
+    asked = tuned.run("puma", training={"lr": 0.5}, adapter_scale=0.2)
+    assert (asked.training.lr, asked.training.epochs, asked.method.adapter_scale) == (0.5, 3, 0.2)
+    assert tuned.run("puma", adapter_scale=0.1).method.adapter_scale == 0.1, "also the default"
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({"tuned": TUNED}))
+    read = config.profile(str(file), lr=0.7)
+    assert (read.run("puma").training.lr, read.run("full").training.lr) == (0.7, 0.7)
+    assert read.run("puma").training.epochs == 3
+    assert config.profile(str(file), tuned={}).run("puma") == replace(read, tuned={}).run(
+        "puma", training={"lr": 1e-4}
+    )
+
+
+def test_what_is_made_of_a_method_has_its_tuning():
+    tuned = tuned_mini()
+    # By settings, data or loss: an ablation at the method's own rate.
+    without_gate = tuned.run("puma", adapter_keep=1.0)
+    assert (without_gate.training.lr, without_gate.method.adapter_scale) == (3e-4, 1.0)
+    assert tuned.run("puma", loss="ms").training.lr == 3e-4
+    # A Method in place of the name keeps what it has that its namesake has not.
+    changed = config.method("puma", adapter_scale=0.5, prompts=3)
+    run = tuned.run(changed)
+    assert (run.method.adapter_scale, run.method.prompts, run.training.lr) == (0.5, 3, 3e-4)
+    assert tuned.run(config.METHODS["puma"]) == tuned.run("puma")
+    # Another name is another method.
+    other = replace(config.METHODS["puma"], name="mine")
+    assert tuned.run(other) == config.profile("mini").run(other)
+
+
+def test_a_rank_that_was_tuned_is_taken_to_the_letter():
+    tuned = tuned_mini({"adapter": {"adapter_rank": 7}})
+    assert tuned.run("adapter").method.adapter_rank == 7
 
 
 def test_identity_changes_with_numbers_and_not_with_places():

@@ -240,6 +240,33 @@ def test_a_table_is_shown_with_its_best_marked(results):
     assert study.marked(table[:0], values).data.empty
 
 
+def test_large_datasets_are_those_that_the_profile_names():
+    smallest = data.load(PROFILE.data).train["dataset"].value_counts().index[-1]
+    named = replace(PROFILE, data=config.Data(image_size=48), large=(smallest, "aircraft"))
+    assert study.claims.large(named) == (smallest, "aircraft")
+    assert study.claims.large(replace(named, large=())) == ()
+    assert study.claims.large(replace(PROFILE, large=("aircraft", "flowers"))) == ("aircraft",)
+    with pytest.raises(ValueError, match="unknown large dataset 'aircrafts'; known: .*aircraft"):
+        study.claims.large(replace(named, large=("aircrafts",)))
+    sizes = data.load(config.Data(benchmark="mini")).train["dataset"].value_counts()
+    by_size = replace(PROFILE, data=config.Data(image_size=48))
+    assert study.claims.large(by_size) == tuple(sizes.index[:2])
+
+
+@pytest.mark.parametrize("name", ["photos-8", "photos-8-balanced", "photos-8-reversed"])
+def test_the_large_datasets_of_photos_8_are_those_of_the_protocol(name):
+    profile = config.profile(name)
+    split = pd.read_csv(paths.ROOT / profile.data.split)
+    of_train = split[split["split"] == "train"]
+    sizes = of_train["path"].str.split("/").str[0].value_counts()
+    assert set(profile.large) == {"cars_196", "groceries", "birds_cub50", "flowers_17"}
+    assert len(sizes) == 8
+    if name == "photos-8":
+        assert set(sizes.index[:4]) == set(profile.large)
+    if name == "photos-8-reversed":
+        assert not set(sizes.index[:2]) & set(profile.large)
+
+
 def test_a_headline_has_the_best_row_and_pairs(results):
     told = results.headline(PROFILE, pairs=[("PUMA", "Linear")]).data
     harmonic = results.wide()["harmonic"]

@@ -163,8 +163,16 @@ def reference_rows(name: str) -> tuple[str, str]:
 
 
 def large(profile: config.Profile) -> tuple[str, ...]:
-    """The two datasets with most training images; none where no dataset outweighs another."""
+    """The datasets that the profile calls large, of those it has.
+
+    Where it calls none so: the two with most training images; none where no dataset outweighs
+    another.  Raises ValueError where it has no dataset of such a name.
+    """
     sizes = data.load(profile.data).train["dataset"].value_counts()
+    if profile.large is not None:
+        if profile.data.datasets is None:
+            data.check_known("large dataset", profile.large, sizes.index)
+        return tuple(name for name in profile.large if name in sizes.index)
     if len(sizes) > 2 and sizes.max() > LARGE_RATIO * sizes.min():
         return tuple(sizes.index[:2])
     return ()
