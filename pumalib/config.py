@@ -180,6 +180,9 @@ class Method:
     # Head, adapters and single prompts begin as in the authors' code, or as docs/deviations says.
     start: Literal["code", "usual"] = "code"
 
+    # When gates are drawn, of LoRA too: see models.puma.Gate.
+    adapter_schedule: Literal["constant", "early", "late"] = added("constant")
+
     # A module of pumalib.models with a part of its own (docs/contributing.md), and its settings.
     part: str = added("")
     part_settings: dict[str, Any] = added({})

@@ -266,6 +266,15 @@ def test_a_neutral_new_setting_renames_nothing_and_another_value_does():
     assert newer() == newer(temperature=2.0), "who asks for nothing gets the default"
 
 
+def test_a_schedule_of_gates_enters_a_name_where_it_is_another():
+    run = config.Run()
+    record = json.loads(run.to_json())
+    del record["method"]["adapter_schedule"]
+    assert config.Run.from_dict(record) == run
+    late = replace(run, method=config.method("puma", adapter_schedule="late"))
+    assert late.identity("data", "weights") != run.identity("data", "weights")
+
+
 def test_a_record_without_the_setting_is_read_with_what_it_had_then():
     record = json.loads(config.Run().to_json())
     read = NewerRun.from_dict(record)

@@ -104,6 +104,51 @@ def test_gates_are_bernoulli_per_sample_layer_and_branch():
     assert draw_gates(0.0, 2, 3).eq(0).all()
 
 
+DRAWN = {
+    "constant": [True, True, True, True],
+    "early": [True, True, False, False],
+    "late": [False, False, True, True],
+}
+
+
+@pytest.mark.parametrize("schedule, drawn", DRAWN.items())
+def test_gates_are_drawn_in_the_half_of_the_training_that_the_schedule_says(schedule, drawn):
+    model = build("puma+lora-stochastic", adapter_schedule=schedule).train()
+    for progress, is_drawn in zip((0.0, 0.499, 0.5, 0.999), drawn):
+        generator = torch.Generator().manual_seed(3)
+        gates = model.draw_gates(50, generator, progress)
+        if not is_drawn:
+            assert gates == {}, "every gate is open, and nothing is drawn"
+            assert generator.get_state().equal(torch.Generator().manual_seed(3).get_state())
+            continue
+        always = build("puma+lora-stochastic").train()
+        expected = always.draw_gates(50, torch.Generator().manual_seed(3))
+        assert gates.keys() == expected.keys() == {"adapter", "lora"}
+        assert all(gates[name].equal(expected[name]) for name in gates)
+
+
+@pytest.mark.parametrize(
+    "schedule, divide, expected",
+    [
+        ("constant", True, 1.0),
+        ("late", True, 1.0),
+        ("early", True, 1.0),
+        ("constant", False, 0.25),
+        ("late", False, 0.25),
+        ("early", False, 1.0),
+    ],
+)
+def test_the_gate_at_test_is_the_expectation_at_the_end_of_training(schedule, divide, expected):
+    settings = {"adapter_keep": 0.25, "adapter_divide": divide, "adapter_schedule": schedule}
+    model = build("puma", **settings)
+    generator = torch.Generator().manual_seed(0)
+    last = model.train().draw_gates(20_000, generator, 0.999)
+    mean = 1.0 if last == {} else float(last["adapter"].mean())
+    at_test = model.eval().draw_gates(3)
+    gate = 1.0 if at_test == {} else float(at_test["adapter"].unique())
+    assert gate == expected == pytest.approx(mean, abs=0.02)
+
+
 @pytest.mark.parametrize("attention", ["free", "softmax"])
 def test_prompt_pool_is_equations_6_to_9(attention):
     pool = PromptPool(6, prompts=3, length=2, attention=attention)

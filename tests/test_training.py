@@ -143,6 +143,50 @@ def test_a_killed_run_goes_on_to_the_same_weights(uninterrupted, tmp_path):
     assert_same(training.train(RUN, folder), uninterrupted)
 
 
+def gates_of(run, folder, monkeypatch, stop=None):
+    """Train, and return the gates of each step as texts; Ctrl-C in step `stop`."""
+    seen = []
+    backward = parallel.backward
+
+    def spied(model, loss, batch, *others):
+        if len(seen) + 1 == stop:
+            raise KeyboardInterrupt
+        seen.append(str({name: gate.tolist() for name, gate in batch.gates.items()}))
+        return backward(model, loss, batch, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parallel, "backward", spied)
+        try:
+            training.train(run, folder)
+        except KeyboardInterrupt:
+            assert stop is not None
+    return seen
+
+
+@pytest.mark.parametrize("schedule", ["early", "late"])
+def test_gates_follow_their_schedule_also_after_a_stop(schedule, tmp_path, monkeypatch):
+    recipe = replace(RECIPE, epochs=3, batch_size=12)
+    constant = replace(RUN, training=recipe)
+    changed = replace(PUMA, adapter_schedule=schedule)
+    run = replace(constant, method=changed)
+
+    always = gates_of(constant, tmp_path / "constant", monkeypatch)
+    steps = len(always)
+    assert steps % 2 == 0 and steps >= 6, "halves of an odd number of steps show nothing"
+    expected = [*always[: steps // 2], *["{}"] * (steps // 2)]
+    if schedule == "late":
+        expected = [*["{}"] * (steps // 2), *always[steps // 2 :]]
+    whole = gates_of(run, tmp_path / "whole", monkeypatch)
+    assert whole == expected
+
+    # Stopped behind the switch, within an epoch.
+    stop = steps // 2 + 2
+    before = gates_of(run, tmp_path / "stopped", monkeypatch, stop)
+    after = gates_of(run, tmp_path / "stopped", monkeypatch)
+    assert (len(before), before + after) == (stop - 1, whole)
+    assert_same(tmp_path / "stopped", tmp_path / "whole")
+
+
 DAMAGE = {
     "missing part": lambda state: state.pop("optimizer"),
     "renamed tensor": lambda state: state["model"].update(other=state["model"].pop("head.bias")),

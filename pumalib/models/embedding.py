@@ -102,15 +102,17 @@ class EmbeddingModel(nn.Module):
         return self
 
     def draw_gates(
-        self, images: int, generator: torch.Generator | None = None
+        self, images: int, generator: torch.Generator | None = None, progress: float = 0.0
     ) -> dict[str, Tensor]:
         """Draw the gates of one step: random in training, constant in evaluation.
 
         "adapter" and "lora" are (L, 2, B) each, as of `puma.Gate`; those of the method's own part
-        are called "part".  What is always open is not there.
+        are called "part".  What is always open is not there.  `progress` is the share of the
+        training, 0 to 1, that is done before this step.
         """
         gates = {}
         for part in self.parts:
+            part.progress = progress
             drawn = part.draw_gates(images, generator)
             if drawn is not None:
                 gates[part.gate_name] = drawn
@@ -343,8 +345,12 @@ def _adapters(method: config.Method, width: int, layers: int) -> Adapters | None
         branches=_branches(method),
         scale=method.adapter_scale,
         start=method.start,
-        gate=Gate(method.adapter_keep, method.adapter_gate, method.adapter_divide),
+        gate=_gate(method, method.adapter_keep),
     )
+
+
+def _gate(method: config.Method, keep: float) -> Gate:
+    return Gate(keep, method.adapter_gate, method.adapter_divide, method.adapter_schedule)
 
 
 def _lora(method: config.Method, width: int, layers: int) -> LoRA | None:
@@ -356,7 +362,7 @@ def _lora(method: config.Method, width: int, layers: int) -> LoRA | None:
         method.lora_rank,
         targets=method.lora_targets,
         scale=method.lora_scale,
-        gate=Gate(method.lora_keep, method.adapter_gate, method.adapter_divide),
+        gate=_gate(method, method.lora_keep),
     )
 
 

@@ -57,7 +57,7 @@ class LoRA(Part, nn.ModuleList):
 
     def draw_gates(self, images: int, generator: torch.Generator | None) -> Tensor | None:
         """The gates (L, 2, B) of one step, of which the first of each layer is used."""
-        return self.gate.draw(len(self), images, self.training, generator)
+        return self.gate.draw(len(self), images, self.training, generator, self.progress)
 
     def qkv(
         self, layer: int, h: Tensor, products: list[Tensor], gates: Tensor | None

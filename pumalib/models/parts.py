@@ -36,6 +36,8 @@ class Part(nn.Module):
 
     # The key of this part's gates among those of a step.
     gate_name = "part"
+    # The share of the training, 0 to 1, that is done when gates are drawn.
+    progress = 0.0
     # Whether the class token's position embedding is added to the tokens before the first layer.
     at_class_position = False
 

@@ -42,20 +42,45 @@ def draw_gates(
 
 @dataclass(frozen=True)
 class Gate:
-    """How the gamma of Eq. 5 is drawn; the settings are those of `draw_gates`."""
+    """How the gamma of Eq. 5 is drawn, and when; the other settings are those of `draw_gates`.
+
+    `schedule` "constant" draws it in every step of a training, "early" in the first half of the
+    steps, after which every gate is open, and "late" in the second half, before which every gate
+    is open.  So are early and late dropout (Liu et al., ICML 2023), switched at half of the
+    training and at once.
+    """
 
     keep: float = 1.0
     per: str = "sample"
     divide: bool = True
+    schedule: str = "constant"
+
+    def is_drawn(self, progress: float) -> bool:
+        """Whether gates are drawn when this share of the training, 0 to 1, is done."""
+        if self.schedule == "early":
+            return progress < 0.5
+        if self.schedule == "late":
+            return progress >= 0.5
+        return True
 
     def draw(
-        self, layers: int, images: int, training: bool, generator: torch.Generator | None
+        self,
+        layers: int,
+        images: int,
+        training: bool,
+        generator: torch.Generator | None,
+        progress: float = 0.0,
     ) -> Tensor | None:
         """Draw the gates of a step in training; in evaluation (L, 2, 1), the same for every image.
 
-        None where there is nothing to draw: every gate is open.
+        None where there is nothing to draw: every gate is open.  `progress` is the share of the
+        training that is done; evaluation has the expectation of the gates at the training's end.
         """
         if layers == 0 or self.keep >= 1:
+            return None
+        if not training:
+            progress = 1.0
+        if not self.is_drawn(progress):
             return None
         if training:
             return draw_gates(
@@ -144,7 +169,7 @@ class Adapters(Part, nn.ModuleList):
 
     def draw_gates(self, images: int, generator: torch.Generator | None) -> Tensor | None:
         """The gates (L, 2, B) of one step; see `Gate.draw`."""
-        return self.gate.draw(len(self), images, self.training, generator)
+        return self.gate.draw(len(self), images, self.training, generator, self.progress)
 
     def addition(
         self, layer: int, branch: str, h: Tensor, out: Tensor, gates: Tensor | None

@@ -275,7 +275,8 @@ def _step(fitting: _Fitting, images: Tensor, rows: np.ndarray, steps: int) -> tu
 
     sequence = np.random.SeedSequence((setup.run.seed, reached.epoch, reached.step))
     generator = torch.manual_seed(int(sequence.generate_state(1)[0]))
-    gates = setup.model.draw_gates(len(images) * parallel.size(), generator)
+    done = progress_before(recipe, reached.epoch, reached.step, steps)
+    gates = setup.model.draw_gates(len(images) * parallel.size(), generator, done)
     targets = torch.from_numpy(setup.labels[rows]).to(setup.device)
     batch = parallel.Batch(images, targets, gates)
 
@@ -347,13 +348,18 @@ def make_optimizer(
     return torch.optim.AdamW(groups, lr=recipe.lr, weight_decay=recipe.weight_decay)
 
 
+def progress_before(recipe: Training, epoch: int, step: int, steps: int) -> float:
+    """The share of a training, 0 to 1, that is done before a step; as of `learning_rate`."""
+    return (epoch + step / steps) / recipe.epochs
+
+
 def learning_rate(recipe: Training, epoch: int, step: int, steps: int) -> float:
     """The rate of backbone weights in step `step` of `steps` of epoch `epoch` (both from 0)."""
     if recipe.schedule == "constant":
         return recipe.lr
     if recipe.schedule == "step":
         return recipe.lr * recipe.step_factor ** (epoch // recipe.step_epochs)
-    done = (epoch + step / steps) / recipe.epochs
+    done = progress_before(recipe, epoch, step, steps)
     fallen = 0.5 * (1 + math.cos(math.pi * done))  # from 1 to 0
     factor = recipe.cosine_floor + (1 - recipe.cosine_floor) * fallen
     return recipe.lr * factor
