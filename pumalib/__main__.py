@@ -194,19 +194,29 @@ def runs() -> None:
     help="of pandas, over all settings: \"method == 'puma' and `training.lr` < 1e-3\"",
 )
 def list_runs(profile: str | None, query: str | None) -> None:
-    """A line per run, those of --query."""
+    """A line per run, those of --query; below them those that failed, which have no numbers."""
     from .study import runs as kept_runs
 
-    table = kept_runs.list_runs(profile)
-    if query:
-        try:
-            table = table.query(query)
-        except Exception as error:  # pandas raises nearly anything
-            raise click.UsageError(f"--query: {error}; columns: {', '.join(table)}") from error
-    if len(table):
-        click.echo(table[kept_runs.COLUMNS].to_string(float_format="{:.1f}".format))
-    else:
+    finished = _those_of(kept_runs.list_runs(profile), query)
+    failed = kept_runs.list_failures(profile)
+    if len(failed):
+        failed = _those_of(failed, query)
+    if len(finished):
+        click.echo(finished[kept_runs.COLUMNS].to_string(float_format="{:.1f}".format))
+    if len(failed):
+        click.echo(f"\nfailed:\n{failed[kept_runs.FAILED_COLUMNS].to_string()}")
+    if not len(finished) and not len(failed):
         click.echo("no runs")
+
+
+def _those_of(table: Any, query: str | None) -> Any:
+    """The rows of a table that a query of pandas asks for."""
+    if not query:
+        return table
+    try:
+        return table.query(query)
+    except Exception as error:  # pandas raises nearly anything
+        raise click.UsageError(f"--query: {error}; columns: {', '.join(table)}") from error
 
 
 @runs.command()

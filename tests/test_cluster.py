@@ -85,9 +85,20 @@ def test_the_run_of_a_killed_worker_goes_on_from_its_checkpoint(address, monkeyp
 def test_a_failing_run_does_not_stop_the_others(address):
     bad = PROFILE.run("linear", training={"lr": 1e30, "clip_value": 0.0})
     rows = {"bad": bad, "good": LINEAR}
+    name = run_folder.run_name(bad)
+    with pytest.raises(store.Failed, match=rf"{name} \(epoch 1, batch \d+: the loss is "):
+        study.run_all(rows, replace(PROFILE, dask=address))
+    assert set(store.read("test")) == {run_folder.run_name(LINEAR)}
+    assert set(store.failures("test")) == {name}
+
+
+def test_an_error_of_a_worker_is_told_when_the_others_are_finished(address):
+    one_class = {"batch_size": 4, "images_per_class": 4}
+    bad = PROFILE.run("linear", loss="ms", training=one_class)
+    rows = {"bad": bad, "good": LINEAR}
     said = (
         "1 of 2 runs failed, the others are finished. "
-        f".*{run_folder.run_name(bad)}: NonFiniteLoss: .*epoch 1"
+        f".*{run_folder.run_name(bad)}: ValueError: .*a batch needs images of two classes"
     )
     with pytest.raises(RuntimeError, match=said):
         study.run_all(rows, replace(PROFILE, dask=address))

@@ -250,6 +250,46 @@ PAIRS = ["contrastive", "triplet", "npair", "margin", "ms", "supcon", "hyp", "xb
 PROXIES = ["proxynca", "proxynca++", "proxyanchor", "proxygml", "softtriple", "cosface", "arcface"]
 
 
+# By hand: cosines of POINTS are 0.6, 0 and 0.8, distances FAR of the pair and NEAR of the nearest.
+ZEROS = [
+    # Six ordered pairs: two positives, four negatives, of which only NEAR's two are below 0.7.
+    ("contrastive", {"neg_margin": 0.7}, 2 / 6),
+    # Anchors 0 and 1 have a positive; only that of 1 has its negative nearer.
+    ("triplet", {"margin": 0.05}, 1 / 2),
+    ("triplet", {"margin": 5.0}, 0),
+    ("triplet", {"margin": 0.05, "miner": "all"}, 1 / 2),
+    # Pulls FAR - 0.1 twice, pushes 0.3 - d: none.
+    ("margin", {"beta": 0.2, "margin": 0.1, "variant": "all"}, 1 / 2),
+    # Anchor 2 has no positive, and without one no pair is hard.
+    ("ms", {}, 2 / 3),
+    ("xbm", {"size": 3, "neg_margin": 0.7}, 2 / 6),
+]
+
+
+@pytest.mark.parametrize("name, hyper, share", ZEROS)
+def test_the_share_of_zero_terms_by_hand(name, hyper, share):
+    loss = losses.make(name, dim=2, **hyper)
+    assert loss.share_of_zeros() is None
+    loss(POINTS, LABELS)
+    assert float(loss.share_of_zeros()) == pytest.approx(share)
+    assert not loss.share_of_zeros().requires_grad
+    assert "zero" not in " ".join(loss.state_dict())
+
+
+@pytest.mark.parametrize("name", ["triplet", "margin", "ms"])
+def test_without_a_pair_every_term_is_zero(name):
+    loss = losses.make(name)
+    loss(POINTS, torch.arange(3))
+    assert float(loss.share_of_zeros()) == 1
+
+
+def test_losses_whose_terms_are_never_zero_know_no_share():
+    for name in ("curricularface", "proxyanchor", "npair", "hyp"):
+        loss = make(name, classes=2, dim=2)
+        loss(POINTS, LABELS)
+        assert loss.share_of_zeros() is None
+
+
 def test_batches_and_outputs_that_losses_want():
     for name in losses.list_losses():
         assert make(name).batches in ("classes", "random"), name

@@ -1,5 +1,7 @@
 """`python -m pumalib runs`: kept runs listed, compared, verified and removed."""
 
+import json
+
 import kept_runs
 import pytest
 from filelock import FileLock
@@ -37,6 +39,77 @@ def test_list_filters_by_any_setting(names, capsys):
     assert "metod" in err and "method" in err
     assert call(capsys, "list", "--profile", "none")[1] == "no runs\n"
     assert call(capsys, "list", "--profile", "/tmp")[1] == "no runs\n"
+
+
+@pytest.fixture
+def failed(names):
+    """One more run, that failed."""
+    run = kept_runs.PROFILE.run("mlp3")
+    name = run_folder.run_name(run)
+    record = {
+        "name": name,
+        "run": json.loads(run.to_json()),
+        "environment": {"device": "cpu"},
+        "where": "epoch 2, batch 5",
+        "what": "the loss is nan",
+    }
+    store.add_failure(record, "test")
+    return name
+
+
+def test_list_tells_those_that_failed_by_themselves(failed, names, capsys):
+    status, out, _ = call(capsys, "list")
+    finished, _, without_numbers = out.partition("failed:")
+    assert status == 0
+    assert failed not in finished and all(name in finished for name in names.values())
+    assert failed in without_numbers and "epoch 2, batch 5  the loss is nan" in without_numbers
+    assert failed not in study.list_runs("test").index
+    out = call(capsys, "list", "--query", "unified > 0")[1]
+    assert failed not in out and "failed:" not in out
+    out = call(capsys, "list", "--query", "method == 'mlp3'")[1]
+    assert failed in out and not any(name in out for name in names.values())
+    assert call(capsys, "list", "--query", "metod == 'mlp3'")[0] == 2
+
+
+def test_verify_knows_those_that_failed(failed, names, capsys):
+    assert call(capsys, "verify") == (0, "no problem\n", "")
+    file = paths.RESULTS / "test" / store.FAILED
+    whole = file.read_text()
+    record = store.failures("test")[failed]
+    file.write_text(line_of(record | {"run": record["run"] | {"dim": 17}}) + "\n")
+    status, out, _ = call(capsys, "verify")
+    assert status == 1 and f"test/{failed}: failed; outdated:" in out
+    file.write_text(line_of(record | {"name": names["puma"]}) + "\n")
+    status, out, _ = call(capsys, "verify")
+    assert status == 1
+    assert f"test/{names['puma']}: kept, and failed elsewhere; delete failed.jsonl, line 1" in out
+    file.write_text(whole.replace("nan", "inf"))
+    with pytest.warns(UserWarning, match="is damaged"):
+        status, out, _ = call(capsys, "verify")
+    assert status == 1 and "damaged line (failed.jsonl, line 1: its digest is another)" in out
+
+
+def test_remove_lets_one_that_failed_be_tried_again(failed, names, capsys):
+    run_folder.make(folder := store.folder(failed, "test"))
+    assert "would remove (add --yes)" in call(capsys, "remove", failed)[1]
+    assert store.failures("test").keys() == {failed}
+    assert call(capsys, "remove", failed, "--yes")[0] == 0
+    assert store.failures("test") == {} and not folder.exists()
+    assert call(capsys, "compare", names["linear"], failed)[0] == 2
+
+
+def test_compare_says_that_a_run_failed(failed, names, capsys):
+    status, _, err = call(capsys, "compare", names["linear"], failed)
+    assert status == 1
+    assert f"{failed} (epoch 2, batch 5: the loss is nan)" in err
+
+
+def test_the_open_loss_is_a_column_where_it_was_kept(names):
+    store.add(another(open_loss=1.25), "test")
+    store.add(another("untrained", open_loss=None), "test")
+    column = study.list_runs("test")["open_loss"]
+    assert column["another"] == 1.25
+    assert column.drop("another").isna().all()
 
 
 def test_settings_cannot_pass_for_a_name(names):

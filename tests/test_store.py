@@ -203,3 +203,67 @@ def test_a_repeated_training_is_kept_beside_once(names):
     digest = json.loads(line.text)["digest"]
     assert digest == run_folder.short_hash(repeat.again)
     assert len(texts()) == 3, "what is kept stays"
+
+
+# ---- Runs that failed
+
+
+def failed(name="linear-failed", **changes):
+    """The record of a run that failed, as `store.add_failure` takes it."""
+    return {
+        "name": name,
+        "run": another()["run"],
+        "environment": {"device": "cpu"},
+        "where": "epoch 3, batch 7",
+        "what": "the loss is nan",
+        **changes,
+    }
+
+
+def test_a_failed_run_is_kept_apart_and_has_no_numbers(names):
+    store.add_failure(failed(), "test")
+    assert store.failures("test") == {"linear-failed": failed()}
+    assert store.read("test").keys() == set(names.values())
+    assert len(texts()) == 3
+    for use in (store.record, store.hits, store.classes):
+        message = (
+            r"linear-failed \(epoch 3, batch 7: the loss is nan\).*runs remove linear-failed --yes"
+        )
+        with pytest.raises(store.Failed, match=message):
+            use("linear-failed", "test")
+    with pytest.raises(store.Failed, match="linear-failed"):
+        study.collect({"row": [names["linear"], "linear-failed"]}, "test")
+
+
+def test_a_later_failure_takes_the_place_of_an_earlier_one_and_drop_takes_it_out(names):
+    store.add_failure(failed("b"), "test")
+    store.add_failure(failed("a"), "test")
+    store.add_failure(failed("b", where="evaluation"), "test")
+    lines = (paths.RESULTS / "test" / store.FAILED).read_text().splitlines()
+    assert [json.loads(line)["name"] for line in lines] == ["a", "b"]
+    assert store.failures("test")["b"]["where"] == "evaluation"
+    store.drop("b", "test")
+    assert store.failures("test").keys() == {"a"}
+
+
+def test_a_kept_run_has_its_numbers_whatever_failed_elsewhere(names):
+    store.add_failure(failed(names["puma"]), "test")
+    assert store.failures("test") == {}
+    assert study.hits(names["puma"], "test")["unified"].size
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"where": None}, {"what": 7}, {"table": []}, {"name": "../x"}, {"run": None}],
+    ids=str,
+)
+def test_what_is_no_failure_is_refused_and_damaged(changes, names):
+    record = failed(**changes)
+    with pytest.raises(ValueError):
+        store.add_failure(record, "test")
+    (paths.RESULTS / "test" / store.FAILED).write_text(f"{line_of(record)}\n")
+    with pytest.warns(UserWarning, match=r"failed.jsonl, line 1 \(damaged-\w{8}\) is damaged"):
+        assert store.failures("test") == {}
+    # Nor is the line of a finished run one of a failure, or the other way round.
+    with pytest.raises(ValueError, match="'environment'|'parameters'"):
+        store.add(failed(), "test")

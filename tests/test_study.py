@@ -13,9 +13,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from pumalib import config, data, evaluation, paths, study, training
-from pumalib.study import analysis, store
+from pumalib.study import analysis, runs, store
 
 PROFILE = config.Profile(
     "test",
@@ -100,6 +101,74 @@ def test_kept_runs_are_taken_without_folders_and_changed_ones_are_trained(
     assert not (copied / "runs").exists()
     with pytest.raises(TypeError):
         study.run_all({"ours": PROFILE.run("puma", adapter_keep=0.3)}, PROFILE)
+
+
+NAN = PROFILE.run("linear", training={"lr": 1e30, "clip_value": 0.0})
+
+
+@pytest.fixture
+def failing(copied):
+    """Rows of which one fails in its first seed, and so in all."""
+    return {"bad": NAN, "Linear": ROWS["Linear"], "too": replace(NAN, dim=8)}
+
+
+def test_a_failed_run_stops_no_other_and_is_told_by_name(failing, copied):
+    rows = {"bad": NAN, "new": PROFILE.run("mlp3")}
+    name = training.run_name(NAN)
+    message = rf"{name} \(epoch 1, batch \d: the loss is .*runs remove {name} --yes"
+    with pytest.raises(store.Failed, match=message):
+        study.run_all(rows, ONE)
+    assert training.run_name(rows["new"]) in store.read("test"), "the other was trained"
+    assert store.failures("test").keys() == {name}
+    record = store.failures("test")[name]
+    assert config.Run.from_dict(record["run"]) == NAN
+    assert record["environment"]["torch"] == torch.__version__
+
+    def train(*arguments):
+        raise AssertionError("it is trained again")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "train", train)
+        with pytest.raises(store.Failed, match=message):
+            study.run_all(rows, replace(ONE, train=False))
+        with pytest.raises(store.Failed, match=message), store.held(store.folder(name, "test")):
+            raise AssertionError("it is let in")
+    runs.remove(name, "test")
+    with pytest.raises(store.NotKept, match="1 of 2 runs"):
+        study.run_all(rows, replace(ONE, train=False))
+
+
+def test_rows_that_may_fail_are_left_out_and_named(failing, copied):
+    results = study.run_all(failing, ONE, may_fail=failing)
+    assert list(results.wide().index) == ["Linear"] and list(results.names) == ["Linear"]
+    assert results.failed.keys() == {"bad", "too"}
+    assert f"{training.run_name(NAN)} (epoch 1, batch " in results.failed["bad"]
+    with pytest.raises(store.Failed, match=training.run_name(replace(NAN, dim=8))):
+        study.run_all(failing, ONE, may_fail=["bad"])
+    plan = study.plan(failing, ONE)
+    assert plan["kept"].all(), "nothing would be trained"
+    none = study.run_all({"bad": NAN}, ONE, may_fail=["bad"])
+    assert none.tidy.empty and none.parameters.empty and list(none.failed) == ["bad"]
+
+
+def test_an_ensemble_with_a_failed_member_has_failed(copied):
+    rows = {"each": study.specific(NAN)}
+    results = study.run_all(rows, ONE, may_fail=rows)
+    assert results.names == {}
+    assert len(store.failures("test")) == 2
+    assert all(name in results.failed["each"] for name in store.failures("test"))
+
+
+def test_a_kept_run_that_fails_when_it_is_trained_again_stays_kept(copied, monkeypatch):
+    name = training.run_name(ROWS["Linear"])
+
+    def train(run, folder, position=""):
+        raise training.NonFiniteLoss("now it is not finite")
+
+    monkeypatch.setattr(training, "train", train)
+    with pytest.raises(training.NonFiniteLoss, match="^now it is not finite$"):
+        study.model(name, "test", train=True)
+    assert name in store.read("test") and store.failed_lines("test") == []
 
 
 def test_side_rows_have_their_seeds_and_what_is_kept_besides(results, monkeypatch):

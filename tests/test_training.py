@@ -3,6 +3,7 @@
 A line says how far it is.
 """
 
+import copy
 import json
 import os
 import resource
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from unittest import mock
 
@@ -20,8 +22,8 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from pumalib import config, data, losses, models, training
-from pumalib.training import checkpoint, loop, parallel, run_folder
+from pumalib import config, data, embedder, losses, models, training
+from pumalib.training import checkpoint, loop, parallel, run_folder, watch
 
 RECIPE = config.Training(epochs=2, batch_size=20, lr=1e-3, checkpoint_seconds=1e-9, device="cpu")
 DATA = config.Data(datasets=("aircraft", "flowers"), image_size=48, shots=2)
@@ -76,10 +78,12 @@ def test_a_finished_run_has_its_files_and_is_only_read(uninterrupted):
     record = run_folder.read_record(uninterrupted)
     assert record == json.loads(json.dumps(record)) and config.Run.from_dict(record["run"]) == RUN
     first, second = record["log"]
+    seen = ["cosine", "norm", "norm_sd"]  # CurricularFace has no terms that are zero
     assert (
-        list(first) == ["epoch", "loss", "lr", "images_per_second", "seconds"]
+        list(first) == ["epoch", "loss", "lr", "images_per_second", "seconds", *seen]
         and second["loss"] < first["loss"]
     )
+    assert record["open_loss"] > 0
     assert [row["dataset"] for row in record["table"]] == [
         "aircraft",
         "flowers",
@@ -95,6 +99,7 @@ def test_a_method_without_parameters_trains_nothing(tmp_path):
     run = replace(RUN, method=config.METHODS["pretrained"], loss="ms")
     record = run_folder.read_record(training.train(run, tmp_path))
     assert record["log"] == [] and record["seconds"] == 0 and record["images_per_second"] is None
+    assert record["open_loss"] is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"half": "a rec', '{"run": {"dim": 0}}'])
@@ -141,6 +146,164 @@ def test_a_killed_run_goes_on_to_the_same_weights(uninterrupted, tmp_path):
     process.wait()
     assert not (folder / "metrics.json").exists()
     assert_same(training.train(RUN, folder), uninterrupted)
+
+
+# ---- The loss with every gate open
+
+
+def untrained(tmp_path, **changes):
+    """A setup whose adapters do something, as after a training."""
+    setup = loop.build(replace(RUN, **changes), tmp_path)
+    torch.manual_seed(7)
+    for parameter in setup.model.adapters.parameters():
+        parameter.data.normal_(std=0.1)
+    return setup
+
+
+@pytest.mark.parametrize("variant", ["paper", "code"])
+def test_the_open_loss_is_that_of_the_test_view_with_open_gates(variant, tmp_path):
+    setup = untrained(tmp_path, loss_settings={"variant": variant})
+    setup.loss.t.fill_(0.3)
+    rows = loop._chosen_images(setup, 0)[0]
+    state = copy.deepcopy(setup.loss.state_dict())
+    before = torch.get_rng_state()
+
+    value = loop.open_loss(setup)
+
+    train = setup.benchmark.train
+    vectors = embedder.embed_rows(setup.model, setup.benchmark, train.iloc[rows], DATA)
+    targets = torch.from_numpy(setup.labels[rows])
+    expected = setup.loss.eval()(torch.from_numpy(vectors), targets)
+    assert value == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.equal(torch.get_rng_state(), before), "no number was drawn"
+    for key, tensor in setup.loss.state_dict().items():
+        assert torch.equal(tensor, state[key])
+
+    setup.model.adapters.gate = replace(setup.model.adapters.gate, keep=1.0)
+    assert loop.open_loss(setup) == pytest.approx(value, rel=1e-5), "p divides: open is open"
+    setup.model.adapters.gate = replace(setup.model.adapters.gate, keep=0.0)
+    assert abs(loop.open_loss(setup) - value) > 1e-3, "the adapters do nothing: this shows nothing"
+
+
+def test_the_open_loss_of_a_miner_that_draws_is_the_same_again_and_draws_nothing(tmp_path):
+    setup = untrained(tmp_path, loss="margin")
+    before = torch.get_rng_state()
+    values = {loop.open_loss(setup) for _ in range(2)}
+    assert len(values) == 1 and values.pop() > 0
+    assert torch.equal(torch.get_rng_state(), before)
+    classes = [len(set(setup.labels[rows])) for rows in loop._open_loss_batches(setup)]
+    assert classes == [5], "as this loss has its batches: five classes of four images"
+
+
+@pytest.mark.parametrize(
+    "epochs, count, batches",
+    [(1, 500, 1), (100, 500, 10), (100, 5000, 20), (10**4, 100, 2), (25, 100, 1), (75, 100, 2)],
+)
+def test_the_open_loss_sees_two_percent_or_a_thousand_images(epochs, count, batches, tmp_path):
+    recipe = replace(RECIPE, epochs=epochs, batch_size=50)
+    setup = loop.build(replace(RUN, training=recipe), tmp_path)
+    setup.labels = np.zeros(count, int)
+    seen = loop._open_loss_batches(setup)
+    assert len(seen) == batches
+    assert len(set(np.concatenate(seen))) == 50 * batches, "each image once"
+
+
+def test_an_open_loss_that_is_not_finite_is_none(tmp_path, monkeypatch):
+    setup = untrained(tmp_path)
+    monkeypatch.setattr(setup.loss, "compute", lambda x, labels: x.sum() * torch.inf)
+    assert loop.open_loss(setup) is None
+
+
+# ---- What is seen beside the loss
+
+
+def test_a_batch_is_seen_as_it_is():
+    """Against the (N, N) cosines; terms of the loss by hand."""
+    model = models.build("linear", "mini_vit", 2, pretrained="random")
+    loss = losses.make("contrastive", neg_margin=0.5)
+    # After the head: lengths 3, 1, 2 and 2.
+    outputs = torch.tensor([[3.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
+    directions = torch.nn.functional.normalize(outputs)
+    with watch.watching(model, loss) as seen:
+        seen.begin()
+        model.head.forward = lambda features: outputs
+        model.head(None)
+        loss(directions, torch.tensor([0, 0, 1, 2]))
+        model.head(None)  # once more, as for the gradients of micro-batches
+    cosines = directions @ directions.T
+    assert seen.seen == {
+        "cosine": pytest.approx(float(cosines[~torch.eye(4, dtype=bool)].mean())),
+        "norm": 2.0,
+        "norm_sd": pytest.approx(np.std([3, 1, 2, 2])),
+        "zero_share": 1.0,  # the two of a class coincide, no others are nearer than 0.5
+    }
+    assert not model.head._forward_hooks and not loss._forward_hooks
+
+
+def rows_of_log(folder):
+    """The log but for what depends on the machine's speed."""
+    rows = []
+    for row in run_folder.read_record(folder)["log"]:
+        rows.append({k: v for k, v in row.items() if k not in ("images_per_second", "seconds")})
+    return rows
+
+
+def test_what_is_seen_is_the_same_after_a_stop_and_by_micro_batches(
+    uninterrupted, folder, tmp_path
+):
+    training.train(RUN, folder)
+    assert rows_of_log(folder) == rows_of_log(uninterrupted)
+    parts = replace(RUN, training=replace(RECIPE, micro_batch=7))
+    for mine, its in zip(
+        rows_of_log(training.train(parts, tmp_path / "parts")), rows_of_log(uninterrupted)
+    ):
+        assert mine == {key: pytest.approx(value, rel=1e-3) for key, value in its.items()}
+
+
+def test_a_checkpoint_from_before_goes_on_and_logs_what_it_sees(uninterrupted, folder):
+    for name in run_folder.CHECKPOINTS:
+        state = torch.load(folder / name, weights_only=True)
+        del state["at"]["watched"]
+        for row in state["at"]["log"]:
+            for key in ("cosine", "norm", "norm_sd"):
+                del row[key]
+        torch.save(state, folder / name)
+    training.train(RUN, folder)
+    assert_same(folder, uninterrupted)
+    _, last = rows_of_log(folder)
+    assert last["loss"] == rows_of_log(uninterrupted)[1]["loss"]
+    assert -1 <= last["cosine"] <= 1, "of the batches since"
+
+
+def test_a_collapse_is_named_once_while_it_happens(tmp_path, monkeypatch):
+    linear = config.method("linear")
+    recipe = replace(RECIPE, lr=1e-9)
+    collapsed = replace(RUN, method=linear, training=recipe)
+    build = models.build
+
+    def build_collapsed(*arguments, **options):
+        model = build(*arguments, **options)
+        model.head.weight.data.mul_(1e-5)
+        return model
+
+    monkeypatch.setattr(models, "build", build_collapsed)
+    message = r"run all, epoch 1, batch 1: all embeddings of this batch are within 0.01 of each"
+    with pytest.warns(UserWarning, match=message) as caught:
+        training.train(collapsed, tmp_path / "all")
+    said = [str(one.message) for one in caught if "within 0.01" in str(one.message)]
+    assert len(said) == 1
+    assert "collapses to a point (loss " in said[0] and "A smaller lr" in said[0]
+    assert run_folder.read_record(tmp_path / "all")["log"][0]["cosine"] > 0.9999
+    monkeypatch.undo()
+    with warnings.catch_warnings(action="error"):
+        training.train(collapsed, tmp_path / "none")
+
+
+def test_one_image_has_no_cosine_and_no_collapse(tmp_path):
+    one = replace(RUN, training=replace(RECIPE, batch_size=1, images_per_class=1, epochs=1))
+    with warnings.catch_warnings(action="error"):
+        (row,) = rows_of_log(training.train(one, tmp_path))
+    assert "cosine" not in row
 
 
 def gates_of(run, folder, monkeypatch, stop=None):

@@ -31,6 +31,7 @@ class Loss(nn.Module):
         self.num_classes = num_classes
         self.dim = dim
         self._labels_seen = False
+        self._zero_share: Tensor | None = None
 
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
         """The loss of checked embeddings x (N, dim), float32 or float64, and int64 labels (N,)."""
@@ -51,6 +52,19 @@ class Loss(nn.Module):
     def average(self, outputs: Tensor) -> Tensor:
         """The mean (N, D) of the outputs (K, N, D) of K models, as `metric` compares them."""
         return outputs.mean(0)
+
+    def share_of_zeros(self) -> Tensor | None:
+        """The share of the last batch's terms that are zero, and so teach nothing; a scalar.
+
+        It is 1 where there was no term.  None of a loss whose terms are never zero, or that does
+        not note it.
+        """
+        return self._zero_share
+
+    def _note_zeros(self, nonzero: Tensor, terms: Tensor | int) -> None:
+        """Note the share of zeros, by the number of nonzero terms and that of all."""
+        all_terms = torch.as_tensor(terms, device=nonzero.device).clamp_min(1)
+        self._zero_share = 1 - nonzero.detach() / all_terms
 
     def _check_embeddings(self, embeddings: Tensor) -> None:
         shape = tuple(embeddings.shape)

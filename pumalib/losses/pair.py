@@ -76,6 +76,8 @@ class Contrastive(PairLoss):
         d = euclidean(a, b)
         pull = (d - self.pos_margin).relu()
         push = (self.neg_margin - d).relu()
+        nonzero = ((pull > 0) & positive).sum() + ((push > 0) & negative).sum()
+        self._note_zeros(nonzero, positive.sum() + negative.sum())
         return mean_of_nonzero(pull * positive) + mean_of_nonzero(push * negative)
 
 
@@ -114,7 +116,9 @@ class Triplet(PairLoss):
         if self.direction:
             kappa = direction_cosines(a[triplets.anchor], b[triplets.positive], b)
             violation = violation - self.direction * kappa
-        return mean_of_nonzero(violation.relu() * triplets.negatives)
+        terms = violation.relu() * triplets.negatives
+        self._note_zeros((terms > 0).sum(), triplets.negatives.sum())
+        return mean_of_nonzero(terms)
 
     def _distances(self, a: Tensor, b: Tensor) -> Tensor:
         if self.distance == "cosine":
@@ -184,7 +188,9 @@ class Margin(PairLoss):
         push = (self.beta - d + self.margin).relu()
         if self.variant == "paper":
             anchor, p, n = sample(distance_weights(d, negative, a.shape[1]), positive)
-            return mean_of_nonzero(torch.cat([pull[anchor, p], push[anchor, n]]))
+            terms = torch.cat([pull[anchor, p], push[anchor, n]])
+            self._note_zeros((terms > 0).sum(), len(terms))
+            return mean_of_nonzero(terms)
 
         if self.variant == "code":
             positive, negative = hard_pairs(a @ b.T, positive, negative, 0.1)
@@ -192,6 +198,7 @@ class Margin(PairLoss):
         pulls = positive * negative.sum(1, keepdim=True)
         pushes = negative * positive.sum(1, keepdim=True)
         nonzero = ((pull > 0) * pulls + (push > 0) * pushes).sum()
+        self._note_zeros(nonzero, pulls.sum() + pushes.sum())
         return (pull * pulls + push * pushes).sum() / nonzero.clamp_min(1)
 
 
@@ -237,7 +244,10 @@ class MultiSimilarity(PairLoss):
             positive, negative = hard_pairs(s, positive, negative, self.epsilon)
         pull = log_one_plus_sum_exp(-self.alpha * z_positive, positive) / self.alpha
         push = log_one_plus_sum_exp(self.beta * z_negative, negative) / self.beta
-        return (pull + push).mean()
+        # Of an anchor without any pair.
+        terms = pull + push
+        self._note_zeros((terms > 0).sum(), len(terms))
+        return terms.mean()
 
     def _directed(self, s: Tensor, a: Tensor, b: Tensor, positive: Tensor) -> Tensor:
         """`direction` times kappa (N, M) of each anchor's least similar positive; 0 without any."""

@@ -33,6 +33,10 @@ class Wrapper(Loss):
     def average(self, outputs: Tensor) -> Tensor:
         return self.loss.average(outputs)
 
+    @override
+    def share_of_zeros(self) -> Tensor | None:
+        return self.loss.share_of_zeros()
+
 
 class XBM(Wrapper):
     """A pair-based `loss` of the batch against the last `size` embeddings, this batch's included.
@@ -90,11 +94,17 @@ class XBM(Wrapper):
             same.scatter_(1, slots[:, None], False)
         others = self.loss.project(self.memory.to(x.dtype))
         loss = self.loss.pairs(self.loss.project(x), others, same, different)
+        self._zero_share = self.loss.share_of_zeros()
         if self.warmup:
             # Both are computed: to ask the device for the step would wait for it.
             alone = self.loss.compute(x, labels)
             loss = torch.where(self.steps > self.warmup, loss, alone)
         return loss
+
+    @override
+    def share_of_zeros(self) -> Tensor | None:
+        """Of the terms with the memory, also in the warm-up."""
+        return self._zero_share
 
     def _remember(self, x: Tensor, labels: Tensor, slots: Tensor) -> None:
         self.memory[slots] = x.detach().to(self.memory.dtype)

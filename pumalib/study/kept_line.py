@@ -1,11 +1,13 @@
 """A line of a file of kept runs: what a record must have, how it is written, and read again.
 
 A line is JSON: the run's name, its settings `run` (an ensemble has `members`), its numbers, and a
-digest of all that.
+digest of all that.  The line of a run that failed, as its loss was not finite, says `where` and
+`what` in place of numbers; it stands in a file of its own.
 """
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,10 @@ DAMAGED = re.compile(r"damaged-[0-9a-f]{8}")
 _BEGINNING = re.compile(r'^\{"name": "([^"]+)"')
 # Settings are nested two deep; what goes through them by recursion would not survive a thousand.
 _DEEPEST = 20
+
+
+# Raises ValueError where a record is not of a kind.
+Check = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -50,13 +56,16 @@ def checked_name(name: Any) -> str:
     return name
 
 
-def parsed(file: Path, number: int, text: str) -> Line:
-    """Line `number` of `file`; what is not the record of a run counts as damaged."""
+def parsed(file: Path, number: int, text: str, check: Check | None = None) -> Line:
+    """Line `number` of `file`; what `check` refuses counts as damaged.
+
+    That is `check_finished` by default, or `check_failed`.
+    """
     try:
         record = json.loads(text)
         if record.pop("digest") != run_folder.short_hash(record):
             raise ValueError("its digest is another")
-        check(record)
+        (check or check_finished)(record)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         begins = ""
         beginning = _BEGINNING.match(text)
@@ -67,9 +76,9 @@ def parsed(file: Path, number: int, text: str) -> Line:
     return Line(file, number, text, record["name"], record["name"], record)
 
 
-def written(record: dict[str, Any]) -> str:
-    """The line of a record, without its end; ValueError: it is not that of a finished run."""
-    check(record)
+def written(record: dict[str, Any], check: Check | None = None) -> str:
+    """The line of a record, without its end; ValueError where `check`, as in `parsed`, refuses."""
+    (check or check_finished)(record)
     return json.dumps(record | {"digest": run_folder.short_hash(record)})
 
 
@@ -101,7 +110,19 @@ def _numbers(record: dict[str, Any]) -> str:
     return json.dumps([table, record["hits"]], sort_keys=True)
 
 
-def check(record: dict[str, Any]) -> None:
+def check_failed(record: dict[str, Any]) -> None:
+    """Raise ValueError where a record lacks what that of a failed run has, or has numbers."""
+    checked_name(record.get("name"))
+    _check_settings(record)
+    _need(record, "environment", dict)
+    _need(record, "where", str)
+    _need(record, "what", str)
+    for key in ("table", "hits"):
+        if key in record:
+            raise ValueError(f"a run that failed has no {key!r}")
+
+
+def check_finished(record: dict[str, Any]) -> None:
     """Raise ValueError where a record lacks what that of a finished run has."""
     checked_name(record.get("name"))
     if "members" in record:
@@ -115,6 +136,8 @@ def check(record: dict[str, Any]) -> None:
     _need(record["parameters"], "total", int)
     _need(record, "seconds", int, float)
     _need(record, "images_per_second", int, float, type(None))
+    if "open_loss" in record:
+        _need(record, "open_loss", int, float, type(None))
     _check_table(record)
 
 

@@ -20,9 +20,10 @@ def plan(
     """What `run_all` would train, and how long it would take; trains nothing.
 
     By run: `method`, `images` (x epochs), `kept` and `hours`, by the median speed of kept runs
-    alike, else NaN.  Images of a benchmark whose counts are known, as "paper", need not be there.
+    alike, else NaN.  One that failed counts as kept: it is not trained again.  Images of a
+    benchmark whose counts are known, as "paper", need not be there.
     """
-    done = store.read(profile.name)
+    done = store.read(profile.name).keys() | store.failures(profile.name).keys()
     speeds = _speeds(profile)
     lines = {}
     for wanted in asked(rows, profile, side):

@@ -1,7 +1,7 @@
 """Kept runs of some rows as tables."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,21 @@ from . import claims, store
 from .printed import METHOD_OF_ROW, comparable
 from .runs import difference
 
+# Columns of `Results.tidy`, and of `Results.parameters` with the row first.
+TIDY = [
+    "row",
+    "dataset",
+    "metric",
+    "value",
+    "low",
+    "high",
+    "sd",
+    "seeds",
+    "runs",
+    "profile",
+    "device",
+]
+PARAMETERS = ["row", "trainable", "total", "seconds"]
 METRICS = [f"R@{k}" for k in evaluation.KS] + ["RP", "MAP@R"]
 # Where the paper prints no numbers.
 NOTHING = pd.DataFrame()
@@ -34,6 +49,8 @@ class Results:
     parameters: pd.DataFrame
     # Per row the name of each seed's run.
     names: dict[str, list[str]]
+    # Rows that have no numbers, as the loss of a run was not finite: what happened, in words.
+    failed: dict[str, str] = field(default_factory=dict)
 
     def wide(self, metric: str = "R@1", value: str = "value") -> pd.DataFrame:
         """A line per row and a column per dataset, unified and harmonic, as fractions."""
@@ -195,9 +212,9 @@ def collect(names: Mapping[str, list[str]], profile: str) -> Results:
         }
         for line in _intervals(records):
             lines.append({"row": row, **line, **shared})
-    return Results(
-        profile, pd.DataFrame(lines), pd.DataFrame(parameters).set_index("row"), dict(names)
-    )
+    tidy = pd.DataFrame(lines, columns=TIDY)
+    of_rows = pd.DataFrame(parameters, columns=PARAMETERS).set_index("row")
+    return Results(profile, tidy, of_rows, dict(names))
 
 
 def _intervals(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

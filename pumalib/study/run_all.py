@@ -5,6 +5,7 @@ It is kept under the name of what it is, so that a first table is
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -68,7 +69,10 @@ def _datasets(settings: Data) -> list[str]:
 
 
 def run_all(
-    rows: Mapping[str, Run | Ensemble], profile: Profile, side: Collection[str] = ()
+    rows: Mapping[str, Run | Ensemble],
+    profile: Profile,
+    side: Collection[str] = (),
+    may_fail: Collection[str] = (),
 ) -> Results:
     """Train what is not yet kept of every row, once per seed of the profile; collect the results.
 
@@ -76,25 +80,56 @@ def run_all(
     as it is, an unfinished one resumed; of two processes that want one run, one trains it and the
     other waits.  `profile.jobs` train at a time, or the workers of `profile.dask`.
 
-    Raises `store.NotKept` where runs are missing and `profile.train` is False.
+    A run whose loss is not finite has failed: that is kept, the others are trained, and it is not
+    trained again until `runs remove` drops it.  A row of `may_fail`, as in a search for settings,
+    is then left out and named in `Results.failed`.
+
+    Raises `store.NotKept` where runs are missing and `profile.train` is False, and `store.Failed`
+    where another row has a run that failed.
     """
     done = store.read(profile.name)
+    failed = store.failures(profile.name)
     wanted = list(asked(rows, profile, side, done))
     runs_by_name: dict[str, Run] = {}
     for one in wanted:
         runs_by_name.update(zip(one.run_names, one.runs))
-    missing = {name: run for name, run in runs_by_name.items() if name not in done}
+    missing = {
+        name: run for name, run in runs_by_name.items() if name not in done and name not in failed
+    }
     ensembles = {one.name: one for one in wanted if one.is_ensemble and one.name not in done}
 
-    if (missing or ensembles) and not profile.train:
+    can_be_averaged = [one for one in ensembles.values() if failed.keys().isdisjoint(one.run_names)]
+    if (missing or can_be_averaged) and not profile.train:
         raise store.NotKept(
-            f"{len(missing)} of {len(runs_by_name)} runs and {len(ensembles)} ensembles "
+            f"{len(missing)} of {len(runs_by_name)} runs and {len(can_be_averaged)} ensembles "
             "are not kept"
         )
     _train_missing(missing, profile)
+
+    failed_rows = _failed_rows(wanted, may_fail, profile.name)
     for ensemble in ensembles.values():
-        _average(ensemble, profile.name)
-    return collect(_names_by_row(rows, wanted), profile.name)
+        if ensemble.row not in failed_rows:
+            _average(ensemble, profile.name)
+    names = _names_by_row(rows, wanted)
+    whole_rows = {row: names[row] for row in names if row not in failed_rows}
+    return replace(collect(whole_rows, profile.name), failed=failed_rows)
+
+
+def _failed_rows(wanted: list[Wanted], may_fail: Collection[str], profile: str) -> dict[str, str]:
+    """The rows of `may_fail` that have a run that failed, with what happened.
+
+    Raises `store.Failed` where another row has one.
+    """
+    needed = [name for one in wanted if one.row not in may_fail for name in one.run_names]
+    store.require_none_failed(dict.fromkeys(needed), profile)
+
+    known = store.failures(profile)
+    failed: dict[str, dict[str, Any]] = {}
+    for one in wanted:
+        of_row = {name: known[name] for name in one.run_names if name in known}
+        if of_row:
+            failed[one.row] = {**failed.get(one.row, {}), **of_row}
+    return {row: store.told(records) for row, records in failed.items()}
 
 
 def asked(
@@ -137,7 +172,7 @@ def _train_missing(missing: Mapping[str, Run], profile: Profile) -> None:
         _train_on_workers(missing, folders, profile)
         return
     for number, (name, run) in enumerate(missing.items(), 1):
-        _train(run, folders[name], f"run {number} of {len(missing)}")
+        _train_or_fail(run, folders[name], f"run {number} of {len(missing)}")
 
 
 def _train_on_workers(
@@ -164,7 +199,13 @@ def _train_for(content: dict[str, Any], folder: str) -> None:
             f"this worker would call this run {mine}: its pumalib, datasets or weights are not "
             "the client's; share checkout and datasets, or make them equal, and restart the workers"
         )
-    _train(run, Path(folder))
+    _train_or_fail(run, Path(folder))
+
+
+def _train_or_fail(run: Run, folder: Path, position: str = "") -> None:
+    """Train a run of several: that it fails is kept, and told when the others are finished."""
+    with suppress(training.NonFiniteLoss):
+        _train(run, folder, position)
 
 
 def _train(run: Run, folder: Path, position: str = "") -> None:

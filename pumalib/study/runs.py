@@ -34,11 +34,15 @@ COLUMNS = [
 ALWAYS = [
     *COLUMNS,
     "images_per_second",
+    "open_loss",
     "method.name",
     "training.epochs",
     "backbone",
     "data.image_size",
 ]
+
+# Of runs that failed, as `list_failures` has them.
+FAILED_COLUMNS = ["profile", "method", "loss", "seed", "epochs", "where", "what"]
 
 Hits = Mapping[str, np.ndarray]
 
@@ -135,16 +139,36 @@ def list_runs(profile: str | None = None) -> pd.DataFrame:
     """A row per kept run of a profile (None: of all), indexed by its name.
 
     Columns: `ALWAYS`, unified and harmonic being R@1 in percent, and each setting under its dotted
-    name, as `training.lr`.
+    name, as `training.lr`.  `open_loss` is that of `training.loop.open_loss`, NaN of runs from
+    before it was kept.
     """
     rows = []
     for home in _homes(profile):
         records = store.read(home)
         for name, kept in records.items():
             rows.append(_settings_of(kept, records) | _summary(name, home.name, kept))
+    return _by_name(rows)
+
+
+def list_failures(profile: str | None = None) -> pd.DataFrame:
+    """A row per run that failed, as of `list_runs`: the columns of results are empty.
+
+    `where` and `what` say what happened.
+    """
+    rows = []
+    for home in _homes(profile):
+        for name, failed in store.failures(home).items():
+            happened = {"where": failed["where"], "what": failed["what"]}
+            rows.append(failed["run"] | {"name": name, "profile": home.name} | happened)
+    return _by_name(rows)
+
+
+def _by_name(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Settings and what else is said of runs, as a table."""
     table = pd.json_normalize(rows)
     columns = list(dict.fromkeys(["name", *ALWAYS, *table]))
-    table = table.reindex(columns=columns).astype({"images_per_second": float})
+    table = table.reindex(columns=columns)
+    table = table.astype({"images_per_second": float, "open_loss": float})
     table = table.assign(method=table["method.name"], epochs=table["training.epochs"])
     return table.set_index("name")
 
@@ -171,6 +195,7 @@ def _summary(name: str, profile: str, kept: dict[str, Any]) -> dict[str, Any]:
         "device": kept["environment"]["device"],
         "seconds": kept["seconds"],
         "images_per_second": kept["images_per_second"],
+        "open_loss": kept.get("open_loss"),
     }
     for line in kept["table"]:
         if line["dataset"] in evaluation.OVERALL:
@@ -186,7 +211,7 @@ def find(label: str) -> tuple[str, str]:
     """
     known = set()
     for home in _homes(None):
-        found = store.lines(home) + store.repeated(home)
+        found = store.lines(home) + store.repeated(home) + store.failed_lines(home)
         known |= {(line.name, home.name) for line in found}
         folders = [path for path in home.glob("runs/[!.]*") if path.is_symlink() or path.is_dir()]
         known |= {(folder.name, home.name) for folder in folders}
@@ -206,7 +231,7 @@ def find(label: str) -> tuple[str, str]:
 
 
 def remove(name: str, profile: str) -> None:
-    """Remove a run, its lines and its folder, or a damaged line.
+    """Remove a run, its lines and its folder, or a damaged line; one that failed can then be tried.
 
     Raises filelock's Timeout where a running process holds the run.
     """
@@ -250,7 +275,7 @@ def _accuracies(name: str, profile: str) -> pd.Series:
 
 
 def _compared_settings(name: str, profile: str) -> pd.Series:
-    results = [column for column in COLUMNS if column not in ("loss", "seed")]
+    results = [column for column in COLUMNS if column not in ("loss", "seed")] + ["open_loss"]
     return list_runs(profile).loc[name].drop(results)
 
 
@@ -278,6 +303,22 @@ def problems(profile: str | None = None) -> Iterator[str]:
             found = _problem(name, record, home)
             if found:
                 yield f"{home.name}/{name}: {found}"
+        for problem in _problems_of_failed(home):
+            yield f"{home.name}/{problem}"
+
+
+def _problems_of_failed(home: Path) -> Iterator[str]:
+    """What is wrong with the lines of runs that failed, each with the name of its run."""
+    kept = store.read(home)
+    for line in store.failed_lines(home):
+        if line.record is None:
+            yield f"{line.name}: {_damage(line)}"
+        elif line.name in kept:
+            yield f"{line.name}: kept, and failed elsewhere; delete {line.place}"
+        else:
+            outdated = _outdated(line.name, line.record)
+            if outdated:
+                yield f"{line.name}: failed; {outdated}"
 
 
 def _damage(line: kept_line.Line) -> str:

@@ -1,13 +1,15 @@
 """The runs that were kept: a line for each finished run, see `kept_line`.
 
 The lines stand in `results/<profile>/kept-*.jsonl`; `repeated.jsonl` has those of kept runs that
-were trained again with other numbers.  While it trains a run has a folder,
-`results/<profile>/runs/<name>/`.  A `profile` may be the path of another folder.
+were trained again with other numbers, and `failed.jsonl` those of runs without numbers, as their
+loss was not finite: such a run is not trained again until it is removed.  While it trains a run has
+a folder, `results/<profile>/runs/<name>/`.  A `profile` may be the path of another folder.
 """
 
 import difflib
+import json
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +20,7 @@ import numpy as np
 from filelock import FileLock
 
 from .. import evaluation, models, paths
-from ..training import run_folder
+from ..training import NonFiniteLoss, run_folder
 from . import kept_line
 from .kept_line import Line
 
@@ -26,6 +28,8 @@ MODEL = models.saved.MODEL_FILE
 # Lines, at most, that a file is given: 3 MB of `mini`.
 FULL = 250
 REPEATED = "repeated.jsonl"
+FAILED = "failed.jsonl"
+HOW_TO_REMOVE = "`python -m pumalib runs remove {name} --yes`"
 
 # A file and what changes with its contents: time, size and inode.
 State = tuple[Path, int, int, int]
@@ -33,6 +37,10 @@ State = tuple[Path, int, int, int]
 
 class NotKept(FileNotFoundError):  # noqa: N818 - notebooks and their summary call it so
     """Runs or models that are needed are not kept, and are not to be trained now."""
+
+
+class Failed(RuntimeError):  # noqa: N818 - as NotKept
+    """Runs that are needed have no numbers: their loss was not finite when they were trained."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,43 @@ def repeated(profile: str | Path) -> list[Line]:
     return _lines_of(paths.RESULTS / profile / REPEATED)
 
 
+def failures(profile: str | Path) -> dict[str, dict[str, Any]]:
+    """The record of each run that failed, by name: its settings `run`, `where` and `what`.
+
+    A run that was kept all the same, from elsewhere, is not among them.
+    """
+    known = read(profile)
+    found = {}
+    for line in failed_lines(profile):
+        if line.record is not None and line.name not in known:
+            found[line.name] = line.record
+    return found
+
+
+def failed_lines(profile: str | Path) -> list[Line]:
+    """The lines of runs that failed."""
+    return _lines_of(paths.RESULTS / profile / FAILED)
+
+
+def require_none_failed(names: Iterable[str], profile: str | Path) -> None:
+    """Raise `Failed`, which says what happened and how to try again, where some of these did."""
+    known = failures(profile)
+    failed = {name: known[name] for name in names if name in known}
+    if not failed:
+        return
+    removed = HOW_TO_REMOVE.format(name=next(iter(failed)))
+    raise Failed(
+        f"failed, and so without numbers, in profile {Path(profile).name}: {told(failed)}.  "
+        f"Choose other settings; or {removed}, and it is trained again"
+    )
+
+
+def told(failed: Mapping[str, dict[str, Any]]) -> str:
+    """What happened to runs that failed: "puma-ms-1a2b3c4d (epoch 3, batch 7: the loss is nan)"."""
+    parts = [f"{name} ({record['where']}: {record['what']})" for name, record in failed.items()]
+    return ", ".join(parts)
+
+
 def conflicts(found: Iterable[Line]) -> dict[str, list[Line]]:
     """By run its lines, where their numbers differ, as a merge of two branches can leave them."""
     same_name: dict[str, list[Line]] = {}
@@ -104,9 +149,13 @@ def _differ(same: list[Line]) -> bool:
 
 
 def record(name: str, profile: str | Path) -> dict[str, Any]:
-    """The record of a kept run; ValueError, with names that are near, where it is not kept."""
+    """The record of a kept run; ValueError, with names that are near, where it is not kept.
+
+    `Failed` where it has no numbers.
+    """
     known = read(profile)
     if name not in known:
+        require_none_failed([name], profile)
         near = ", ".join(difflib.get_close_matches(name, known)) or "none"
         raise ValueError(f"no run {name!r} is kept in profile {str(profile)!r}; near: {near}")
     return known[name]
@@ -172,8 +221,11 @@ def _lines_of(file: Path) -> list[Line]:
 def _parsed(file: Path, *state: int) -> tuple[Line, ...]:
     """The lines of a file in this state; blank ones hold nothing."""
     texts = file.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
-    numbered = enumerate(texts, 1)
-    found = [kept_line.parsed(file, number, text) for number, text in numbered if text.strip()]
+    check = kept_line.check_failed if file.name == FAILED else kept_line.check_finished
+    found = []
+    for number, text in enumerate(texts, 1):
+        if text.strip():
+            found.append(kept_line.parsed(file, number, text, check))
     for line in found:
         if line.record is None:
             warnings.warn(
@@ -201,6 +253,17 @@ def add_repeat(finished: dict[str, Any], profile: str | Path) -> None:
         texts = [line.text for line in repeated(profile)]
         if text not in texts:
             _write(home / REPEATED, [*texts, text])
+
+
+def add_failure(failed: dict[str, Any], profile: str | Path) -> None:
+    """Keep the record of a run that failed, in place of an earlier one of its name.
+
+    Raises ValueError where it is not the record of such a run.
+    """
+    text = kept_line.written(kept_line.rounded(failed), kept_line.check_failed)
+    with _locked(profile) as home:
+        others = [line.text for line in failed_lines(profile) if line.begins != failed["name"]]
+        _write(home / FAILED, sorted([*others, text]))
 
 
 def put(name: str, text: str, profile: str | Path) -> None:
@@ -234,7 +297,7 @@ def put(name: str, text: str, profile: str | Path) -> None:
 def drop(name: str, profile: str | Path) -> None:
     """Take out every line called `name`, which may be a run's or that of a damaged line."""
     with _locked(profile) as home:
-        for file in [*_kept_files(profile), home / REPEATED]:
+        for file in [*_kept_files(profile), home / REPEATED, home / FAILED]:
             found = _lines_of(file)
             others = [line.text for line in found if line.name != name]
             if len(others) < len(found):
@@ -246,7 +309,10 @@ def held(where: Path) -> Iterator[None]:
     """Lock a run's folder for its training, and keep the finished run.
 
     Another process that wants the same run waits.  If the run is kept with other numbers, the new
-    ones are kept beside them, see `compare_repeat`.
+    ones are kept beside them, see `compare_repeat`.  If it fails, and has no numbers from before,
+    that is kept.
+
+    Raises `Failed` where it has failed before.
     """
     profile = where.parents[1]
     # Refuses what leads elsewhere.
@@ -256,11 +322,36 @@ def held(where: Path) -> Iterator[None]:
         # Without its model it is trained again, even where its numbers are there.
         if not (where / MODEL).is_file():
             (where / run_folder.FINISHED).unlink(missing_ok=True)
-        yield
+        require_none_failed([where.name], profile)
+        try:
+            yield
+        except NonFiniteLoss as failure:
+            if where.name in read(profile):
+                raise
+            raise _kept_as_failed(where, failure) from failure
         finished = _finished(where)
         add(finished, profile)
         if not compare_repeat(where, profile).agree:
             add_repeat(finished, profile)
+
+
+def _kept_as_failed(where: Path, failure: NonFiniteLoss) -> NonFiniteLoss:
+    """Keep what happened to the run of this folder; returns what is to be raised."""
+    settings = json.loads((where / run_folder.SETTINGS).read_text(encoding="utf-8"))
+    failed = {
+        "name": where.name,
+        "run": settings,
+        "environment": failure.environment,
+        "where": failure.where,
+        "what": failure.what,
+    }
+    profile = where.parents[1]
+    add_failure(failed, profile)
+    file = paths.shown(profile / FAILED)
+    removed = HOW_TO_REMOVE.format(name=where.name)
+    return NonFiniteLoss(
+        f"{failure}.  Noted in {file}: this run is not trained again before {removed}"
+    )
 
 
 def compare_repeat(where: Path, profile: str | Path) -> Repeat:

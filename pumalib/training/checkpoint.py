@@ -23,6 +23,8 @@ class Reached:
     step: int = 0
     loss: float = 0.0
     seconds: float = 0.0
+    # Sums of what `watch` saw in that epoch.
+    watched: dict[str, float] = field(default_factory=dict)
     log: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -84,6 +86,8 @@ def resume(
 
 
 Shapes = dict[str | int, torch.Size]
+# What a checkpoint from before it was watched may lack.
+NEWER = {"watched"}
 
 
 def _shapes(model: EmbeddingModel, loss: nn.Module, optimizer: torch.optim.Optimizer) -> Shapes:
@@ -114,7 +118,8 @@ def _read_whole(file: Path, shapes: Shapes) -> dict[str, Any]:
             found[name] = tensor.shape
         for number, moments in state["optimizer"]["state"].items():
             found[number] = moments["exp_avg"].shape
-        if found != shapes or state["at"].keys() != asdict(Reached()).keys():
+        place = state["at"].keys() | NEWER
+        if found != shapes or place != asdict(Reached()).keys():
             raise ValueError("its tensors have other names or shapes")
     # A damaged file raises nearly anything.
     except Exception as error:

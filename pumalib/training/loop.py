@@ -28,20 +28,32 @@ from ..data import Benchmark, batches
 from ..data.images import View, unreadable
 from ..data.table import warn_of_duplicates
 from ..embedder import embed_rows
-from . import checkpoint, parallel, run_folder
+from . import checkpoint, parallel, run_folder, watch
 from .checkpoint import Reached
-from .run_folder import CHECKPOINTS, FINISHED, write_text
+from .run_folder import CHECKPOINTS, FINISHED, SETTINGS, write_text
 
 # Test images up to so many are all decoded before the training, within a minute: a damaged one is
 # found now and not after days.
 MOST_DECODED_BEFORE = 20_000
+# `open_loss` looks at so many images, or this share of those that were trained, if that is fewer:
+# a forward pass of 2 % costs less than 3 % of any training.
+OPEN_LOSS_IMAGES = 1000
+OPEN_LOSS_SHARE = 0.02
 
 
 class NonFiniteLoss(ArithmeticError):  # noqa: N818 (a name that users know)
     """Training met a loss, a weight or an embedding that is not finite.
 
-    The last good checkpoint is kept.
+    The last good checkpoint is kept.  `where` and `what` say it in short, as "epoch 3, batch 7" and
+    "the loss is nan"; `environment` is that of the run's record.
     """
+
+    where = ""
+    what = ""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.environment: dict[str, Any] = {}
 
 
 @dataclass
@@ -77,15 +89,23 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
     hidden = not parallel.is_first()
     with progress.bar(desc=about, unit="image", dynamic_ncols=True, disable=hidden) as bar:
         setup = build(run, folder)
-        reached = fit(setup, folder, bar)
-        if not parallel.is_first():
-            return folder
-
-        bar.set_postfix_str("evaluating")
-        scores = evaluate(setup, folder)
-        seconds = finish(setup, reached, scores, folder)
-        bar.set_postfix_str(f"finished, trained in {timedelta(0, round(seconds))}")
+        try:
+            _fit_and_finish(setup, folder, bar)
+        except NonFiniteLoss as failure:
+            failure.environment = setup.environment
+            raise
     return folder
+
+
+def _fit_and_finish(setup: Setup, folder: Path, bar: tqdm) -> None:
+    reached = fit(setup, folder, bar)
+    if not parallel.is_first():
+        return
+    bar.set_postfix_str("evaluating")
+    loss = open_loss(setup)
+    scores = evaluate(setup, folder)
+    seconds = finish(setup, reached, scores, loss, folder)
+    bar.set_postfix_str(f"finished, trained in {timedelta(0, round(seconds))}")
 
 
 # ---- build
@@ -120,7 +140,7 @@ def build(run: Run, folder: Path) -> Setup:
         environment["data"] = benchmark.digest
         warn_of_duplicates(benchmark)
         environment["weights"] = models.backbones.state_digest(model.backbone.state_dict())
-        write_text(folder / "run.json", run.to_json())
+        write_text(folder / SETTINGS, run.to_json())
 
     model = model.to(device).train()
     loss = loss.to(device).train()
@@ -167,6 +187,7 @@ class _Fitting:
     folder: Path
     bar: tqdm
     reached: Reached
+    watch: watch.Watch
     saved: float  # time of the last checkpoint, or of the start, by time.monotonic()
 
     @property
@@ -185,9 +206,10 @@ def fit(setup: Setup, folder: Path, bar: tqdm) -> Reached:
     parallel.check_batch_norm(setup.model, recipe.micro_batch)
     optimizer = make_optimizer(setup.model, setup.loss, recipe)
     reached = checkpoint.resume(folder, setup.model, setup.loss, optimizer)
-    fitting = _Fitting(setup, optimizer, folder, bar, reached, time.monotonic())
-    while fitting.reached.epoch < recipe.epochs:
-        _epoch(fitting)
+    with watch.watching(setup.model, setup.loss) as seen:
+        fitting = _Fitting(setup, optimizer, folder, bar, reached, seen, time.monotonic())
+        while fitting.reached.epoch < recipe.epochs:
+            _epoch(fitting)
     parallel.leave()
     return fitting.reached
 
@@ -204,6 +226,7 @@ def _epoch(fitting: _Fitting) -> None:
 
         reached = fitting.reached
         reached.loss += value
+        reached.watched = watch.added(reached.watched, fitting.watch.seen)
         reached.step += 1
         now = time.monotonic()
         reached.seconds += now - clock
@@ -211,6 +234,8 @@ def _epoch(fitting: _Fitting) -> None:
         speed = _show_progress(fitting, len(images) * parallel.size())
 
         where = f"epoch {reached.epoch + 1}, batch {reached.step}"
+        if parallel.is_first():
+            fitting.watch.warn_of_collapse(f"run {fitting.folder.name}, {where}", value)
         epoch_is_over = reached.step == steps
         if epoch_is_over:
             row = {
@@ -219,6 +244,7 @@ def _epoch(fitting: _Fitting) -> None:
                 "lr": lr,
                 "images_per_second": speed,
                 "seconds": reached.seconds,
+                **watch.means(reached.watched),
             }
             fitting.reached = Reached(reached.epoch + 1, log=[*reached.log, row])
         is_due = clock - fitting.saved > recipe.checkpoint_seconds
@@ -281,6 +307,7 @@ def _step(fitting: _Fitting, images: Tensor, rows: np.ndarray, steps: int) -> tu
     batch = parallel.Batch(images, targets, gates)
 
     fitting.optimizer.zero_grad(set_to_none=True)
+    fitting.watch.begin()
     value = parallel.backward(setup.model, setup.loss, batch, recipe.micro_batch, setup.precision)
     where = f"epoch {reached.epoch + 1}, batch {reached.step + 1}"
     require_finite(fitting.folder, where, f"the loss is {value}", value)
@@ -377,7 +404,12 @@ def require_finite(folder: Path, where: str, what: str, *values: Any) -> None:
         "A smaller lr, clip_value or loss_lr_factor, or precision = 'float32', usually helps"
         " (as a new run)"
     )
-    raise NonFiniteLoss(f"run {folder.name}, {where}: {what}. Kept: {kept} in {folder}. {remedy}")
+    failure = NonFiniteLoss(
+        f"run {folder.name}, {where}: {what}. Kept: {kept} in {folder}. {remedy}"
+    )
+    failure.where = where
+    failure.what = what
+    raise failure
 
 
 # ---- evaluate and finish
@@ -401,7 +433,69 @@ def evaluate(setup: Setup, folder: Path) -> evaluation.Scores:
     )
 
 
-def finish(setup: Setup, reached: Reached, scores: evaluation.Scores, folder: Path) -> float:
+@torch.no_grad()
+def open_loss(setup: Setup) -> float | None:
+    """The loss of the trained model with every gate open, on training images without augmentation.
+
+    These are shown by the test view, resized and cropped at the centre; gates are those of
+    evaluation, and what the loss has learned stays as it is.  It is the mean over the first batches
+    of the first epoch, drawn as this loss has them: as many as make `OPEN_LOSS_IMAGES`, or
+    `OPEN_LOSS_SHARE` of what was trained, and at least one.  So runs of one seed, batch size and
+    kind of batches are compared by the same images.  None where nothing was trained, or the loss is
+    not finite.
+    """
+    if not any(p.requires_grad for p in setup.model.parameters()):
+        return None
+    setup.model.eval()
+    setup.loss.eval()
+    chosen = _open_loss_batches(setup)
+    normalisation = models.backbones.normalisation(setup.model.backbone)
+    plan = batches.Plan(
+        benchmark=setup.benchmark,
+        rows=setup.benchmark.train,
+        positions=chosen,
+        view=View(setup.run.data, *normalisation),
+        workers=setup.run.training.workers,
+        device=setup.device,
+    )
+    gpus = [setup.device] if setup.device.type == "cuda" else []
+    values = []
+    # Some miners draw.
+    with torch.random.fork_rng(gpus):
+        torch.manual_seed(setup.run.seed)
+        for images, rows in batches.batches(plan):
+            targets = torch.from_numpy(setup.labels[rows]).to(setup.device)
+            values.append(float(setup.loss(_embedded(setup, images), targets)))
+    mean = float(np.mean(values))
+    if not math.isfinite(mean):
+        return None
+    return mean
+
+
+def _open_loss_batches(setup: Setup) -> list[np.ndarray]:
+    """The places, among the training images, of the images of each batch that `open_loss` sees."""
+    of_epoch = _chosen_images(setup, 0)
+    size = len(of_epoch[0])
+    trained = setup.run.training.epochs * len(of_epoch) * size
+    most = min(OPEN_LOSS_IMAGES, OPEN_LOSS_SHARE * trained)
+    return of_epoch[: max(1, int(most // size))]
+
+
+def _embedded(setup: Setup, images: Tensor) -> Tensor:
+    """Embeddings (B, dim) of images in the precision of the training, a micro-batch at a time."""
+    parts = images.split(setup.run.training.micro_batch or len(images))
+    enabled = setup.precision == "bfloat16"
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=enabled):
+        return torch.cat([setup.model(part) for part in parts])
+
+
+def finish(
+    setup: Setup,
+    reached: Reached,
+    scores: evaluation.Scores,
+    open_loss: float | None,
+    folder: Path,
+) -> float:
     """Write the model and the record, drop the checkpoints; returns the seconds of training."""
     models.save(setup.model, setup.run, folder)
     seconds = sum(row["seconds"] for row in reached.log)
@@ -414,6 +508,7 @@ def finish(setup: Setup, reached: Reached, scores: evaluation.Scores, folder: Pa
         "run": asdict(setup.run),
         "environment": setup.environment,
         "log": reached.log,
+        "open_loss": open_loss,
         "parameters": {"trainable": trainable, "total": total},
         "seconds": seconds,
         "images_per_second": speed,

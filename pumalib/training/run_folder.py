@@ -8,6 +8,7 @@ from .. import data, losses, models, paths
 from ..config import Run, short_hash
 
 FINISHED = "metrics.json"  # written last: a folder that has it is complete, and only read
+SETTINGS = "run.json"  # written first
 LOCK = ".lock"  # held by the one process that writes to the folder; a finished run is read without
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")
 

@@ -1,0 +1,127 @@
+"""What is seen of the embeddings while they train, beside the loss: a collapse has a look.
+
+It is logged per epoch and changes no number of a training:
+
+- `cosine`: the mean cosine between the embeddings of a batch; 1 where all are one point;
+- `norm` and `norm_sd`: mean and standard deviation, within a batch, of the lengths of what the head
+  gives, before it is normalised; of torchrun's processes, the first one's part of the batch;
+- `zero_share`: the share of the loss's terms that are zero, where a loss knows it.
+
+All are means over the batches.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..losses.base import Loss, unit
+from ..models import EmbeddingModel
+
+# A batch whose embeddings are all so near to each other has collapsed; their lengths are 1.
+NEAR = 0.01
+
+
+class Watch:
+    """Looks at the batches of a training, between the network and the loss."""
+
+    def __init__(self) -> None:
+        # Of the last batch, by the names above; {} where it has one image.
+        self.seen: dict[str, float] = {}
+        # The greatest distance, of length-1 embeddings, to the first one of the last batch.
+        self.reach = float("inf")
+        self._outputs: list[Tensor] = []
+        self._is_open = False
+        self._has_warned = False
+
+    def begin(self) -> None:
+        """Look at the next batch; passes after its loss, as of micro-batches, are not looked at."""
+        self._outputs = []
+        self._is_open = True
+
+    def see_outputs(self, head: nn.Module, inputs: Any, outputs: Tensor) -> None:
+        """A forward hook of the model's head: keeps what it gives."""
+        if self._is_open:
+            self._outputs.append(outputs.detach())
+
+    @torch.no_grad()
+    def see_batch(self, loss: Loss, inputs: tuple[Tensor, Tensor], value: Tensor) -> None:
+        """A forward hook of the loss: looks at the embeddings (N, dim) of the whole batch."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self.seen = {}
+        embeddings = inputs[0].detach().float()
+        count = len(embeddings)
+        if count < 2:
+            return
+
+        directions = unit(embeddings)
+        # The sum over all pairs of unlike rows, without the (N, N) cosines.
+        of_pairs = directions.sum(0).square().sum() - directions.square().sum()
+        norms = torch.linalg.vector_norm(torch.cat(self._outputs).float(), dim=1)
+        numbers = {
+            "cosine": of_pairs / (count * (count - 1)),
+            "norm": norms.mean(),
+            "norm_sd": norms.std(correction=0),
+            "reach": torch.linalg.vector_norm(directions - directions[0], dim=1).max(),
+        }
+        zeros = loss.share_of_zeros()
+        if zeros is not None:
+            numbers["zero_share"] = zeros
+        # Read at once: on a GPU each reading waits.
+        together = torch.stack([number.float() for number in numbers.values()])
+        self.seen = dict(zip(numbers, together.tolist(), strict=True))
+        self.reach = self.seen.pop("reach")
+
+    def warn_of_collapse(self, where: str, value: float) -> None:
+        """Warn, once a training, where all embeddings of the last batch are one point.
+
+        `where` says which batch of which run, `value` is its loss.
+        """
+        # Two that are near to the first are at most twice as far from each other.
+        if not self.seen or 2 * self.reach > NEAR or self._has_warned:
+            return
+        self._has_warned = True
+        remedy = (
+            "A smaller lr, new_lr_factor or loss_lr_factor, or another loss or miner, usually"
+            " helps (as a new run)"
+        )
+        warnings.warn(
+            f"{where}: all embeddings of this batch are within {NEAR} of each other: the model"
+            f" collapses to a point (loss {value:.4g}). {remedy}",
+            stacklevel=2,
+        )
+
+
+@contextmanager
+def watching(model: EmbeddingModel, loss: Loss) -> Iterator[Watch]:
+    """Look at what passes from model to loss while the block runs."""
+    watch = Watch()
+    hooks = [
+        model.head.register_forward_hook(watch.see_outputs),
+        loss.register_forward_hook(watch.see_batch),
+    ]
+    try:
+        yield watch
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def added(sums: dict[str, float], seen: dict[str, float]) -> dict[str, float]:
+    """The sums over the batches of an epoch, with one batch more; "steps" counts them."""
+    if not seen:
+        return sums
+    total = {"steps": sums.get("steps", 0) + 1}
+    for name, value in seen.items():
+        total[name] = sums.get(name, 0.0) + value
+    return total
+
+
+def means(sums: dict[str, float]) -> dict[str, float]:
+    """The means that an epoch's row of the log has, by `added` sums."""
+    return {name: value / sums["steps"] for name, value in sums.items() if name != "steps"}
