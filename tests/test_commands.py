@@ -130,6 +130,28 @@ def kept(profile, method):
     return record
 
 
+def test_a_run_that_fails_is_noted_and_told_until_it_is_removed(small, results, capsys):
+    values = ["-p", "lr=1e30", "-p", "clip_value=0", "-p", "epochs=3"]
+    diverging = ["train", "linear", "--profile", small, *values]
+    status, _, error = call(capsys, *diverging)
+    ((name, record),) = store.failures("small").items()
+    assert status == 1
+    assert f"run {name}, {record['where']}: {record['what']}" in error
+    assert f"not trained again before `python -m pumalib runs remove {name} --yes`" in error
+    assert "Traceback" not in error and store.read("small") == {}
+
+    for again in (diverging, ["train", name, "--profile", small]):
+        status, _, error = call(capsys, *again)
+        assert status == 1
+        assert error.startswith("error: failed, and so without numbers, in profile small: ")
+        assert f"`python -m pumalib runs remove {name} --yes`, and it is trained again" in error
+
+    assert call(capsys, "runs", "remove", f"small/{name}", "--yes")[0] == 0
+    status, _, error = call(capsys, *diverging)
+    assert status == 1 and record["what"] in error
+    assert store.failures("small").keys() == {name}
+
+
 def test_a_kept_run_that_is_trained_again_says_that_it_agrees(small, results, capsys):
     status, first, _ = call(capsys, "train", "linear", "--profile", small, "-p", "epochs=2")
     name = kept("small", "linear")["name"]

@@ -454,6 +454,53 @@ def test_an_unreadable_test_image_stops_before_training(tmp_path):
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A small project of one commit."""
+    for name in ("pumalib/code.py", "notebooks/01.ipynb", "data/split.csv", "results/kept.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("first\n")
+    (tmp_path / "README.md").write_text("first\n")
+    (tmp_path / ".gitignore").write_text("data/raw/\n")
+    who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    monkeypatch.setattr(loop.paths, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_a_revision_is_dirty_where_code_or_inputs_are(repository):
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    told = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)
+    commit = told.stdout.strip()
+    assert loop.revision() == commit
+
+    for name in ("results/kept.jsonl", "README.md", "results/new.csv", "data/raw/image.jpg"):
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text("another\n")
+        assert loop.revision() == commit, name
+
+    for name in ("pumalib/code.py", "notebooks/01.ipynb", "data/split.csv", "pumalib/new.py"):
+        file = repository / name
+        before = file.read_text() if file.is_file() else None
+        file.write_text("another\n")
+        assert loop.revision() == f"{commit}-dirty", name
+        if before is None:
+            file.unlink()
+        else:
+            file.write_text(before)
+        assert loop.revision() == commit, name
+
+
+def test_where_there_is_no_commit_there_is_no_revision(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop.paths, "ROOT", tmp_path)
+    assert loop.revision() is None
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    assert loop.revision() is None
+    monkeypatch.setenv("PATH", "")
+    assert loop.revision() is None
+
+
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU; `make gpu` runs it")
 
 

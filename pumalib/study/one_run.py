@@ -22,14 +22,16 @@ class Report:
 
 
 def is_kept(name: str, profile: str) -> bool:
-    """Whether `name` is that of a kept run."""
+    """Whether `name` is that of a kept run; raises `store.Failed` where that run failed."""
+    store.require_none_failed([name], profile)
     return name in store.read(profile)
 
 
 def train_new(run: Run, profile: str) -> Report | None:
     """Train a run where notebooks look for it, or go on where it stopped.
 
-    None in all processes but the first, which tells.  Raises what `training.train` raises.
+    None in all processes but the first, which tells.  Raises what `training.train` raises, and
+    `store.Failed` where it has failed before.
     """
     return _train(training.run_name(run), run, profile)
 

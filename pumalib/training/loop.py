@@ -39,6 +39,8 @@ MOST_DECODED_BEFORE = 20_000
 # a forward pass of 2 % costs less than 3 % of any training.
 OPEN_LOSS_IMAGES = 1000
 OPEN_LOSS_SHARE = 0.02
+# What a run's numbers can depend on, of the project's folders.
+CODE_AND_INPUTS = ("pumalib", "notebooks", "data")
 
 
 class NonFiniteLoss(ArithmeticError):  # noqa: N818 (a name that users know)
@@ -575,10 +577,25 @@ def machine(device: torch.device, precision: str) -> dict[str, Any]:
 
 
 def revision() -> str | None:
-    """The project's commit, or None where there is no git or no checkout."""
+    """The project's commit, or None where there is no git or no checkout.
+
+    "-dirty" is added where code or inputs (`CODE_AND_INPUTS`) are not those of the commit, files
+    that git does not know included.  Results and words may be others.
+    """
+    commit = _git("describe", "--always")
+    if not commit:
+        return None
+    if _git("status", "--porcelain", "--", *CODE_AND_INPUTS):
+        return f"{commit}-dirty"
+    return commit
+
+
+def _git(*arguments: str) -> str:
+    """What git says of the project; nothing where it fails, or is not there."""
     git = shutil.which("git")
     if git is None:
-        return None
-    command = [git, "-C", str(paths.ROOT), "describe", "--always", "--dirty"]
+        return ""
+    # Other processes may write the index meanwhile.
+    command = [git, "--no-optional-locks", "-C", str(paths.ROOT), *arguments]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
-    return told.stdout.strip() or None
+    return told.stdout.strip()
