@@ -60,6 +60,12 @@ def test_a_full_file_is_followed_by_another(names, monkeypatch):
     assert texts(2) == []
 
 
+def test_a_file_of_long_lines_is_full_by_its_bytes(names, monkeypatch):
+    monkeypatch.setattr(store, "FULL_BYTES", kept_file().stat().st_size)
+    store.add(another(), "test")
+    assert [len(texts(number)) for number in (1, 2)] == [3, 1]
+
+
 @pytest.mark.parametrize("name", ELSEWHERE, ids=repr)
 def test_a_name_that_leads_elsewhere_is_none(name, names):
     for use in (store.place, store.folder):

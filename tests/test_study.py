@@ -104,6 +104,7 @@ def test_kept_runs_are_taken_without_folders_and_changed_ones_are_trained(
 
 
 NAN = PROFILE.run("linear", training={"lr": 1e30, "clip_value": 0.0})
+MLP = PROFILE.run("mlp3")
 
 
 @pytest.fixture
@@ -136,6 +137,23 @@ def test_a_failed_run_stops_no_other_and_is_told_by_name(failing, copied):
     runs.remove(name, "test")
     with pytest.raises(store.NotKept, match="1 of 2 runs"):
         study.run_all(rows, replace(ONE, train=False))
+
+
+def test_a_run_that_failed_in_another_process_meanwhile_stops_no_other(copied, monkeypatch):
+    bad = training.run_name(NAN)
+    other = replace(MLP, dim=8)
+    train = training.train
+
+    def train_while_another_fails(run, folder, position=""):
+        failed = {"name": bad, "run": json.loads(NAN.to_json()), "environment": {}}
+        store.add_failure({**failed, "where": "epoch 9", "what": "the loss is nan"}, "test")
+        return train(run, folder, position)
+
+    monkeypatch.setattr(training, "train", train_while_another_fails)
+    rows = {"a": MLP, "bad": NAN, "b": other}
+    with pytest.raises(store.Failed, match=rf"{bad} \(epoch 9: the loss is nan\)"):
+        study.run_all(rows, ONE)
+    assert {training.run_name(MLP), training.run_name(other)} <= store.read("test").keys()
 
 
 def test_rows_that_may_fail_are_left_out_and_named(failing, copied):

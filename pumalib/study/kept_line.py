@@ -23,8 +23,7 @@ _BEGINNING = re.compile(r'^\{"name": "([^"]+)"')
 # Settings are nested two deep; what goes through them by recursion would not survive a thousand.
 _DEEPEST = 20
 
-
-# Raises ValueError where a record is not of a kind.
+# Raises ValueError where a record is not of a kind: `check_finished` or `check_failed`.
 Check = Callable[[dict[str, Any]], None]
 
 
@@ -56,16 +55,13 @@ def checked_name(name: Any) -> str:
     return name
 
 
-def parsed(file: Path, number: int, text: str, check: Check | None = None) -> Line:
-    """Line `number` of `file`; what `check` refuses counts as damaged.
-
-    That is `check_finished` by default, or `check_failed`.
-    """
+def parsed(file: Path, number: int, text: str, check: Check) -> Line:
+    """Line `number` of `file`; what `check`, of finished or of failed runs, refuses is damaged."""
     try:
         record = json.loads(text)
         if record.pop("digest") != run_folder.short_hash(record):
             raise ValueError("its digest is another")
-        (check or check_finished)(record)
+        check(record)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         begins = ""
         beginning = _BEGINNING.match(text)
@@ -76,9 +72,9 @@ def parsed(file: Path, number: int, text: str, check: Check | None = None) -> Li
     return Line(file, number, text, record["name"], record["name"], record)
 
 
-def written(record: dict[str, Any], check: Check | None = None) -> str:
+def written(record: dict[str, Any], check: Check) -> str:
     """The line of a record, without its end; ValueError where `check`, as in `parsed`, refuses."""
-    (check or check_finished)(record)
+    check(record)
     return json.dumps(record | {"digest": run_folder.short_hash(record)})
 
 

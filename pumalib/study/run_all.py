@@ -203,8 +203,11 @@ def _train_for(content: dict[str, Any], folder: str) -> None:
 
 
 def _train_or_fail(run: Run, folder: Path, position: str = "") -> None:
-    """Train a run of several: that it fails is kept, and told when the others are finished."""
-    with suppress(training.NonFiniteLoss):
+    """Train a run of several: that it fails is kept, and told when the others are finished.
+
+    Another process may have met that first.
+    """
+    with suppress(training.NonFiniteLoss, store.Failed):
         _train(run, folder, position)
 
 

@@ -27,6 +27,8 @@ from .kept_line import Line
 MODEL = models.saved.MODEL_FILE
 # Lines, at most, that a file is given: 3 MB of `mini`.
 FULL = 250
+# Bytes with which it is full too: lines of long trainings on many images are longer.
+FULL_BYTES = 3_000_000
 REPEATED = "repeated.jsonl"
 FAILED = "failed.jsonl"
 HOW_TO_REMOVE = "`python -m pumalib runs remove {name} --yes`"
@@ -221,7 +223,9 @@ def _lines_of(file: Path) -> list[Line]:
 def _parsed(file: Path, *state: int) -> tuple[Line, ...]:
     """The lines of a file in this state; blank ones hold nothing."""
     texts = file.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
-    check = kept_line.check_failed if file.name == FAILED else kept_line.check_finished
+    check = kept_line.check_finished
+    if file.name == FAILED:
+        check = kept_line.check_failed
     found = []
     for number, text in enumerate(texts, 1):
         if text.strip():
@@ -243,12 +247,13 @@ def add(finished: dict[str, Any], profile: str | Path) -> None:
     Raises ValueError where it is not the record of a finished run.
     """
     if finished["name"] not in read(profile):
-        put(finished["name"], kept_line.written(kept_line.rounded(finished)), profile)
+        text = kept_line.written(kept_line.rounded(finished), kept_line.check_finished)
+        put(finished["name"], text, profile)
 
 
 def add_repeat(finished: dict[str, Any], profile: str | Path) -> None:
     """Keep the record of a kept run that was trained again beside its line, once."""
-    text = kept_line.written(kept_line.rounded(finished))
+    text = kept_line.written(kept_line.rounded(finished), kept_line.check_finished)
     with _locked(profile) as home:
         texts = [line.text for line in repeated(profile)]
         if text not in texts:
@@ -279,7 +284,7 @@ def put(name: str, text: str, profile: str | Path) -> None:
         for file, found in by_file.items():
             if any(line.begins == name for line in found):
                 holding.append(file)
-            if len(found) < FULL:
+            if len(found) < FULL and file.stat().st_size < FULL_BYTES:
                 roomy.append(file)
         new = home / f"kept-{len(by_file) + 1}.jsonl"
         # Where the run stands already, else where there is room.
