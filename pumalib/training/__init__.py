@@ -1,4 +1,4 @@
-"""Training: the loop, its checkpoints, batches in parts, and the folder that a run leaves.
+"""Training: the loop, its checkpoints, batches in parts, what is seen, and the folder of a run.
 
 Read `loop` first, from `train` on.
 """
