@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from pumalib import evaluation, paths
-from pumalib.study import claims, printed, store
+from pumalib.study import claims, printed, store, verdicts
 
 PAPER_TEXT = Path(__file__).resolve().parents[2] / "shared" / "paper" / "puma_paper.txt"
 ROWS = {1: 8, 2: 24, 3: 6, 4: 6, 5: 10, 6: 4, 7: 5, 8: 4, 9: 6, 10: 25, 11: 19, 12: 7}
@@ -79,7 +79,7 @@ def test_claims_by_the_papers_own_numbers():
     """The print confirms most claims, refutes some, and only draws three."""
     prints = printed.all_tables()
     judged = claims.read_claims()
-    found = {claim.name: claims.evidence(claim, prints, claims.print_gains) for claim in judged}
+    found = {claim.name: claims.evidence(claim, claims.Print(prints)) for claim in judged}
     drawn = ["few-shot-linear", "few-shot-full", "half"]
     assert [name for name, said in found.items() if said.above is None] == drawn
     failing = {name: said for name, said in found.items() if said.above == 1}
@@ -113,9 +113,9 @@ def study_of(tmp_path, monkeypatch):
     monkeypatch.setattr(claims.data, "load", lambda data: SimpleNamespace(train=train))
 
     def make(seeds=5, **tables):
-        claims._difference.cache_clear()
         shutil.rmtree(tmp_path / "test", ignore_errors=True)
-        rng, profile = np.random.default_rng(0), SimpleNamespace(name="test", data=None)
+        rng = np.random.default_rng(0)
+        profile = SimpleNamespace(name="test", data=None, large=None)
         ease = {name: rng.uniform(-0.2, 0.2, (classes, 1)) for name, classes in DRAWN.items()}
         for file, rows in tables.items():
             lines = []
@@ -140,7 +140,7 @@ def study_of(tmp_path, monkeypatch):
                     packed = {key: evaluation.pack(hit) for key, hit in hits.items()}
                     record = {
                         "name": name,
-                        "run": {"seed": seed},
+                        "run": {"seed": seed, "row": row},
                         "environment": {"device": "cpu"},
                         "seconds": 1.0,
                     }
@@ -151,7 +151,7 @@ def study_of(tmp_path, monkeypatch):
                     store.add({**record, "table": table, "hits": packed, "classes": first}, "test")
                 lines.append({"row": row, "runs": " ".join(names)})
             pd.DataFrame(lines).to_csv(tmp_path / "test" / f"{file}.csv", index=False)
-        return claims.scorecard(profile)
+        return verdicts.scorecard(profile)
 
     return make
 
@@ -209,3 +209,52 @@ def test_parameters_counted_from_models_agree_with_the_print():
     committed = pd.read_csv(paths.ROOT / "results" / "parameters.csv")
     for column in ("table", "row", "models", "trainable", "total", "agrees"):
         assert counted[column].tolist() == committed[column].tolist(), column
+
+
+def test_a_verdict_says_what_it_rests_on(study_of):
+    rows = FULL | {"universal PA": 0.5, "PUMA": 0.65, "LoRA": 0.8, "VPT": 0.6}
+    card = study_of(main_results=rows, adaptation_methods={"PUMA": 0.65, "LoRA": 0.8})
+    many = card.loc["beats-universal"]
+    assert many["rows_run"] == "PUMA, universal PA, universal CurricularFace"
+    assert "universal MS" in many["rows_missing"]
+    assert (many["pairs"], many["pairs_needed"], many["could_support"]) == (2, 9, False)
+    assert (many["comparisons"], many["on_its_side"]) == (4, 4)
+    assert (many["side_low"], many["side_high"]) == (4, 4)
+    assert many["here"] == "undecided", "seven of its rows were not run"
+    assert card["could_support"].dtype == bool
+    # A difference of 15 points is found: it is above the smallest one that would be.
+    assert 0 < many["smallest_found"] < 15
+
+    nothing = card.loc["half"]
+    assert (nothing["pairs"], nothing["contrasts"], nothing["comparisons"]) == (0, 0, 0)
+    assert np.isnan(nothing["smallest_found"]) and nothing["decided_by"] == ""
+
+
+def test_claims_about_one_pair_of_runs_are_named_together(study_of):
+    others = dict.fromkeys(("Linear Emb.", "MLP-3 Emb.", "VPT", "AdaptFormer"), 0.5)
+    both = {"PUMA": 0.5, "LoRA": 0.8}
+    # Both tables name the same runs of PUMA and of LoRA.
+    card = study_of(
+        main_results=FULL | both | others,
+        adaptation_methods=both | {"Stochastic LoRA": 0.7},
+    )
+    assert (card["here"][["beats-efficient", "lora"]] == "contradicted").all()
+    assert (card["decided_by"][["beats-efficient", "lora"]] == "PUMA and LoRA").all()
+    assert card["contrasts"][["beats-efficient", "lora"]].tolist() == [5, 2]
+    assert card.at["lora", "shared_with"] == "beats-efficient, lean-to-large"
+    assert card.at["stochastic-lora", "shared_with"] == ""
+
+
+FEW = [f"{method} {shots}" for method in ("PUMA", "linear", "full") for shots in (1, 2, 4, 8, 16)]
+
+
+def test_a_claim_about_collapse_is_judged_where_rows_collapse(study_of):
+    below_frozen = {name: 0.6 if name.startswith("PUMA") else 0.4 for name in FEW}
+    rows = {"frozen": 0.7, "universal CurricularFace": 0.8}
+    card = study_of(main_results=rows | {"PUMA": 0.5}, few_shot=below_frozen)
+    assert card.at["few-shot-linear", "here"] == "supported"
+    assert card.at["few-shot-full", "here"] == "supported"
+    assert card.at["beats-universal", "here"] == "not testable"
+    assert "PUMA collapsed" in card.at["beats-universal", "why"]
+    assert card.at["beats-universal", "withheld"].startswith("PUMA collapsed: it ends below")
+    assert card.at["few-shot-full", "withheld"] == ""

@@ -1,11 +1,26 @@
 """Intervals, paired differences and their p-values against plain loops and on constructed data."""
 
+from itertools import product
+
 import numpy as np
 import pandas as pd
 import pytest
+import simulation
 from scipy import stats
 
-from pumalib.evaluation import harmonic_mean, interval, paired_difference
+from pumalib.evaluation import (
+    Averages,
+    Spread,
+    Term,
+    contrast,
+    ensemble_spread,
+    harmonic_mean,
+    interval,
+    paired_difference,
+    pooled_spreads,
+    smallest_found,
+    statistics,
+)
 
 CLASSES = {"a": 60, "b": 40, "c": 80}  # of five queries each
 NUMBERS = {
@@ -78,11 +93,20 @@ def test_a_difference_is_taken_in_pairs_and_by_classes():
     # The bootstrap over the classes of "a" in a plain loop, and the spread of the seeds.
     rng = np.random.default_rng(1)
     by_seed = [GOOD[seed]["a"] - POOR[seed]["a"] for seed in GOOD]
-    gains = np.mean(by_seed, axis=0).reshape(60, 5)
-    queries = np.std([gains[rng.integers(60, size=60)].mean() for _ in range(2000)])
-    spread = np.std([gain.mean() for gain in by_seed], ddof=1) / 3**0.5
-    freedom = (queries**2 + spread**2) ** 2 / (spread**4 / 2)
-    expected = np.hypot(queries, spread) * stats.t.ppf(0.975, freedom)
+    gains = np.reshape(by_seed, (3, 60, 5))
+    drawn_means = []
+    for _ in range(2000):
+        drawn_classes = rng.integers(60, size=60)
+        drawn_means.append(gains[:, drawn_classes].mean(axis=(1, 2)))
+    drawn_means = np.array(drawn_means)
+    mean = drawn_means.mean(axis=1)
+    # What a class does with one seed and not with another counts with the seeds, not here again.
+    of_seed_and_class = np.mean([np.var(drawn_means[:, seed] - mean) for seed in range(3)]) / 2
+    queries = np.var(mean) - of_seed_and_class
+    assert 0 < queries < np.var(mean)
+    spread = np.var([gain.mean() for gain in by_seed], ddof=1) / 3
+    freedom = (queries + spread) ** 2 / (spread**2 / 2)
+    expected = np.sqrt(queries + spread) * stats.t.ppf(0.975, freedom)
     assert found.at["a", "value"] - found.at["a", "low"] == pytest.approx(expected, rel=0.06)
 
 
@@ -107,3 +131,196 @@ def test_seeds_that_only_one_side_has_are_refused(others):
     theirs = dict.fromkeys(others, POOR[0])
     with pytest.raises(ValueError, match=r"seeds \[0, 1, 2\] cannot be paired with seeds \["):
         paired_difference(GOOD, theirs, NUMBERS)
+
+
+# ---- seeds
+
+
+def table(*unified):
+    return pd.DataFrame({"unified": unified, "harmonic": unified})
+
+
+def test_seeds_of_stable_rows_are_pooled_and_a_larger_own_spread_counts():
+    # Variances 0, 1, 4 and, with four degrees of freedom, 2.5.
+    rows = {
+        "lucky": table(5.0, 5.0, 5.0001),
+        "usual": table(1.0, 2.0, 3.0),
+        "wide": table(1.0, 3.0, 5.0),
+        "five": table(1.0, 2.0, 3.0, 4.0, 5.0),
+        "once": table(7.0),
+    }
+    found = pooled_spreads(rows, ["unified", "harmonic"])
+    assert list(found) == ["lucky", "usual", "wide", "five"]
+    pooled = (2 * 0 + 2 * 1 + 2 * 4 + 4 * 2.5) / 10
+    for name, variance in {"lucky": pooled, "usual": pooled, "wide": 4, "five": 2.5}.items():
+        assert found[name].variance["unified"] == pytest.approx(variance, abs=1e-6)
+        assert found[name].freedom["unified"] == 10
+
+
+def test_an_unstable_row_and_one_without_seeds_keep_their_own():
+    rows = {number: table(1.0, 2.0, 3.0) for number in range(6)}
+    rows["frozen"] = table(4.0, 4.0, 4.0)
+    # Nine times the spread, in one column alone.
+    rows["unstable"] = table(1.0, 2.0, 3.0).assign(harmonic=[1.0, 10.0, 19.0])
+    found = pooled_spreads(rows, ["unified", "harmonic"])
+    assert found["frozen"].variance.tolist() == [0, 0]
+    assert found["unstable"].variance.tolist() == pytest.approx([1, 81])
+    assert found["unstable"].freedom.tolist() == [2, 2]
+    assert found[0].variance.tolist() == pytest.approx([1, 1])
+    assert found[0].freedom.tolist() == [12, 12]
+    # What is not judged does not make a row unstable.
+    lenient = pooled_spreads(rows, ["unified"])
+    assert lenient["unstable"].freedom.tolist() == [14, 14]
+    assert lenient["unstable"].variance["harmonic"] == pytest.approx(81)
+    assert pooled_spreads({"once": table(1.0)}, ["unified"]) == {}
+
+
+def test_unstable_rows_do_not_hide_each_other():
+    rng = np.random.default_rng(0)
+    rows = {number: table(*rng.normal(0, 1, 3)) for number in range(12)}
+    for number in range(5):
+        rows[f"unstable {number}"] = table(0.0, 30.0 + number, -40.0)
+    found = pooled_spreads(rows, ["unified"])
+    assert {name for name, spread in found.items() if spread.freedom["unified"] == 2} == {
+        f"unstable {number}" for number in range(5)
+    }
+
+
+def test_known_spreads_add_to_the_error_of_the_classes():
+    spread = Spread(pd.Series({"a": 0.0009}), pd.Series({"a": 20.0}))
+    other = Spread(pd.Series({"a": 0.0036}), pd.Series({"a": 2.0}))
+    classes = {"a": NUMBERS["a"], "unified": NUMBERS["a"]}
+
+    def of_a(models):
+        return {seed: {"a": one["a"], "unified": one["a"]} for seed, one in models.items()}
+
+    columns = pd.Series(dict.fromkeys(["a", "unified", "harmonic"], 1.0))
+    sides = [
+        Term(of_a(model), sign, Spread(columns * one.variance["a"], columns * one.freedom["a"]))
+        for model, sign, one in ((GOOD, 1, spread), (POOR, -1, other))
+    ]
+    found = contrast(sides, classes).loc["a"]
+    own = paired_difference(of_a(GOOD), of_a(POOR), classes).loc["a"]
+    spread_of_gain = np.var(
+        [GOOD[seed]["a"].mean() - POOR[seed]["a"].mean() for seed in GOOD], ddof=1
+    )
+    of_classes = own["error"] ** 2 - spread_of_gain / 3
+    error = of_classes + 0.0003 + 0.0012
+    freedom = error**2 / (0.0003**2 / 20 + 0.0012**2 / 2)
+    assert found["error"] == pytest.approx(np.sqrt(error))
+    assert found["freedom"] == pytest.approx(freedom)
+    width = stats.t.ppf(0.975, freedom) * np.sqrt(error)
+    assert found[["low", "high"]].tolist() == pytest.approx(
+        [found["value"] - width, found["value"] + width]
+    )
+    assert found["above"] == pytest.approx(stats.t.sf(found["value"] / np.sqrt(error), freedom))
+
+
+def test_members_of_an_ensemble_are_combined_over_all_choices_of_seeds():
+    own = {
+        "a": np.array([0.5, 0.52, 0.55]),
+        "b": np.array([0.3, 0.31, 0.36]),
+        "c": np.array([0.8, 0.7, 0.75]),
+    }
+    found = ensemble_spread(own, {"unified": np.array([0.4, 0.5, 0.6])}, Averages(("c",), ("b",)))
+    choices = list(product(range(3), repeat=3))
+    for name, average in {
+        "harmonic": lambda a, b, c: 3 / (1 / a + 1 / b + 1 / c),
+        "small - large": lambda a, b, c: (a + b) / 2 - c,
+        "harmonic without b": lambda a, b, c: 2 / (1 / a + 1 / c),
+    }.items():
+        levels = np.array(
+            [average(own["a"][i], own["b"][j], own["c"][k]) for i, j, k in choices]
+        ).reshape(3, 3, 3)
+        assert found.value[name] == pytest.approx(levels.mean(), abs=2e-4)
+        # The variance of the mean of all choices: what each member's seeds change, added.
+        changes = [levels.mean(axis=axes) for axes in ((1, 2), (0, 2), (0, 1))]
+        variances = np.array([change.var(ddof=1) for change in changes])
+        assert found.variance[name] == pytest.approx(variances.sum(), rel=0.02)
+        freedom = variances.sum() ** 2 / (variances**2 / 2).sum()
+        assert found.freedom[name] == pytest.approx(freedom, rel=0.02)
+    assert (found.freedom[["harmonic", "small - large"]] > 2).all()
+    assert found.variance[["a", "unified"]].tolist() == pytest.approx([own["a"].var(ddof=1), 0.01])
+
+
+def test_a_combined_ensemble_is_compared_by_its_value_over_all_choices():
+    columns = ["a", "b", "c", "unified", "harmonic"]
+    none = pd.Series(dict.fromkeys(columns, 0.0))
+    known = Spread(none, none + 2, pd.Series({"harmonic": 0.25}))
+    found = contrast([Term(GOOD, 1, known), Term(POOR, -1, Spread(none, none + 2))], NUMBERS)
+    means = {name: np.mean([POOR[seed][name].mean() for seed in POOR]) for name in "abc"}
+    by_seed = [harmonic_mean([POOR[seed][name].mean() for name in "abc"]) for seed in POOR]
+    assert found.at["harmonic", "value"] == pytest.approx(0.25 - np.mean(by_seed))
+    ours = np.mean([GOOD[seed]["a"].mean() for seed in GOOD])
+    assert found.at["a", "value"] == pytest.approx(ours - means["a"])
+
+
+# ---- averages
+
+
+def test_averages_leave_out_a_dataset_or_weigh_them():
+    shares = (("a", 1.0), ("b", 0.0), ("c", 3.0))
+    found = contrast([Term(GOOD)], NUMBERS, Averages(without=("b", "c"), shares=shares))
+    own = {name: [GOOD[seed][name].mean() for seed in GOOD] for name in "abc"}
+    without_b = np.mean([2 / (1 / a + 1 / c) for a, c in zip(own["a"], own["c"])])
+    assert found.at["harmonic without b", "value"] == pytest.approx(without_b)
+    # Here every query hits in the union as in its own dataset.
+    weighted = np.mean(own["a"]) / 4 + 3 * np.mean(own["c"]) / 4
+    assert found.at["unified, weighted", "value"] == pytest.approx(weighted)
+    assert found.at["unified, weighted", "low"] < weighted
+    by_queries = tuple((name, float(5 * count)) for name, count in CLASSES.items())
+    plain = contrast([Term(GOOD)], NUMBERS, Averages(shares=by_queries))
+    same = ["value", "low", "high"]
+    assert plain.loc["unified, weighted", "value"] == pytest.approx(plain.at["unified", "value"])
+    assert plain.loc["unified, weighted", same].to_numpy() == pytest.approx(
+        plain.loc["unified", same].to_numpy(), abs=0.005
+    )
+
+
+@pytest.mark.parametrize(
+    ("averages", "said"),
+    [
+        (Averages(without=("d",)), "no harmonic mean without 'd': the datasets are a, b, c"),
+        (Averages(shares=(("a", 1.0),)), "give each of a, b, c its share"),
+        (Averages(shares=(("a", 1.0), ("b", -1.0), ("c", 1.0))), "none below 0"),
+    ],
+)
+def test_averages_of_datasets_that_there_are_not_are_refused(averages, said):
+    with pytest.raises(ValueError, match=said):
+        contrast([Term(GOOD)], NUMBERS, averages)
+
+
+def test_an_interaction_is_a_difference_of_differences():
+    terms = [Term(GOOD), Term(POOR, -1), Term(POOR, -1), Term(GOOD)]
+    found = contrast(terms, NUMBERS, Averages(large=("c",)))
+    one = paired_difference(GOOD, POOR, NUMBERS, ["c"])
+    assert found["value"].to_numpy() == pytest.approx(2 * one["value"].to_numpy())
+    assert found["error"].to_numpy() == pytest.approx(2 * one["error"].to_numpy())
+
+
+# ---- power, coverage and false positives
+
+
+def test_the_smallest_difference_found_is_found_in_four_of_five():
+    rng = np.random.default_rng(0)
+    for freedom in (2, 4, 30):
+        smallest = smallest_found(np.array(1.0), np.array(freedom), 0.05 / 37)
+        error = np.sqrt(rng.chisquare(freedom, 200_000) / freedom)
+        t = (smallest + rng.normal(size=error.size)) / error
+        found = np.mean(t > stats.t.ppf(1 - 0.05 / 74, freedom))
+        assert found == pytest.approx(0.8, abs=0.005)
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize("effect", [0.0, 0.08])
+def test_intervals_cover_and_false_positives_stay_below_their_level(seeds, effect, monkeypatch):
+    monkeypatch.setattr(statistics, "BOOTSTRAP", 100)
+    world = simulation.World(rows=8, seeds=seeds, effect=effect)
+    found = simulation.rates(world, 40).loc["chosen"]
+    # 280 intervals, those of one study not independent: a standard error of about two points.
+    assert 0.91 <= found["covered"] <= 0.995
+    if effect == 0:
+        assert found["strict"] <= 0.01
+        assert found["family"] <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 40)
+    else:
+        assert found["refused"] > 0.5

@@ -298,7 +298,8 @@ def test_differences_are_in_points_beside_the_paper(results):
 
     pairs = [("PUMA", "Linear"), ("PUMA", "absent"), ("PUMA", "PUMA")]
     said = results.differences(pairs, PRINTED, ("unified",))
-    *points, above, below = (100 * difference.loc["unified"]).tolist()
+    columns = ["value", "low", "high", "above", "below"]
+    *points, above, below = (100 * difference.loc["unified", columns]).tolist()
     expected = np.array([points, [0, 0, 0]])
     assert said[["points", "low", "high"]].to_numpy() == pytest.approx(expected, abs=0.051)
     assert said["p"][0] == pytest.approx(min(above, below) / 50, abs=1e-4)

@@ -1,27 +1,30 @@
 """The study: from the rows of a table to their results.
 
 Read `run_all` first, which trains what is missing.  `store` keeps finished runs, a `kept_line`
-each, and `runs` lists and compares them; `results` and `show` make tables of them.  `printed` has
-the paper's numbers, and `claims` judges what it claims.  `planning` and `notebooks` say and do what
-a notebook would train, `cluster` elsewhere; `one_run` is a run by itself, `analysis` looks into
-trained models, and `speed` times everything.
+each, and `runs` lists them; `contrasts` compares rows of them, with what `seeds` and `groups` know,
+and `results` and `show` make tables.  `printed` has the paper's numbers, `claims` what they and
+kept runs say of its claims, and `verdicts` the scorecard.  `planning` and `notebooks` say and do
+what a notebook would train, `cluster` elsewhere; `one_run` is a run by itself, `analysis` looks
+into trained models, and `speed` times everything.
 """
 
-from . import claims, printed, store
-from .claims import scorecard
+from . import claims, contrasts, groups, printed, store
 from .planning import plan
 from .results import Results, collect
 from .run_all import embed_kept, embeddings, loss_of, model, run_all, specific
 from .runs import list_runs, run_of
 from .show import marked
 from .store import hits
+from .verdicts import scorecard
 
 __all__ = [
     "Results",
     "claims",
     "collect",
+    "contrasts",
     "embed_kept",
     "embeddings",
+    "groups",
     "hits",
     "list_runs",
     "loss_of",

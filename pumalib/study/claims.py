@@ -1,8 +1,8 @@
-"""The paper's claims (claims.yaml), judged by its own tables and by kept runs.
+"""The paper's claims (claims.yaml), and what its own tables or kept runs say of them.
 
-A claim says that some rows of a table are above others.  Both judges go the same way: rows are
-compared in pairs (`print_gains` of two printed rows, `kept_gains` of two rows of kept runs), and
-`evidence` joins the comparisons to p-values for the claim and against it.
+A claim says that some rows of a table are above others.  Both judges go the same way, `Print` of
+printed rows and `Kept` of rows of kept runs: rows are compared in pairs, and `evidence` joins the
+comparisons to p-values for the claim and against it.  `verdicts` makes the scorecard of them.
 """
 
 import fnmatch
@@ -10,25 +10,24 @@ import functools
 import math
 import re
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 import yaml
 
 from .. import config, data, evaluation, paths
-from . import printed
-from .runs import NotTestable, difference
+from ..evaluation import Averages
+from . import contrasts, printed, store
+from .contrasts import NotTestable
 
 TableName = int | str  # a number, "8 and 5", or a figure as "fig 6"
-# Of two rows, by column: value, low, high, and p-values against "not above 0" and "not below 0".
-Gains = Callable[[Mapping, TableName, str, str, Mapping[str, float]], pd.DataFrame]
 
 FROZEN = "frozen"
 FULL = "universal CurricularFace"
-LEVEL = 0.05  # of the corrected p-values
 # A dataset is large if there are some with so many times the images of others (paper: 17 times).
 LARGE_RATIO = 4
 # In Tables 4 and 6 a row names its backbone, "PUMA ViT-B/16 128"; all others have one backbone.
@@ -56,11 +55,47 @@ class Claim:
     section: str
     text: str
     above: list[Statement]
+    collapse: bool = False  # it is about rows that collapse, which others must not do
 
     @property
     def named_pairs(self) -> int:
         """Pairs of winners and rivals as they are named."""
         return sum(len(one.winners) * len(one.rivals) for one in self.above)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A winner and a rival that were compared."""
+
+    row: str
+    other: str
+    # A line per column that the statement is about: at least value, low, high, and p-values against
+    # "not above 0" and "not below 0".
+    gains: pd.DataFrame
+    # What was compared, whatever the rows are called, and whichever should win.
+    contrast: frozenset[Hashable]
+
+    @property
+    def name(self) -> str:
+        """As "PUMA over VPT"."""
+        return f"{self.row} over {self.other}"
+
+
+class Judge(Protocol):
+    """Tables with rows, and a way to compare two of them."""
+
+    @property
+    def tables(self) -> Mapping[TableName, Any]:
+        """By name, each with an index of rows."""
+
+    def gains(self, claim: Claim, one: Statement, row: str, other: str) -> pd.DataFrame:
+        """One row above the other, in the columns of `evaluation.paired_difference`.
+
+        Raises NotTestable where they cannot be compared.
+        """
+
+    def identity(self, table: TableName, row: str) -> Hashable:
+        """What a row is, whatever it is called."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +105,14 @@ class Evidence:
     above: float | None  # p-value against "not above": small supports
     below: float | None  # p-value against "not below": small contradicts
     why: str  # the comparison that decides, or why there is none
-    pairs: int  # pairs of rows that were compared
+    compared: list[Pair] = field(default_factory=list)
+    decides: Pair | None = None  # the pair of `why`
+    withheld: list[str] = field(default_factory=list)  # why other pairs of rows were not compared
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of rows were compared."""
+        return len(self.compared)
 
 
 def read_claims() -> list[Claim]:
@@ -79,21 +121,47 @@ def read_claims() -> list[Claim]:
     found = []
     for one in content:
         statements = [Statement(**statement) for statement in one["above"]]
-        found.append(Claim(one["name"], one["section"], one["text"], statements))
+        settings = {key: value for key, value in one.items() if key != "above"}
+        found.append(Claim(**settings, above=statements))
     return found
 
 
-# ---- two rows compared
+# ---- the paper's tables
 
 
-def print_gains(
-    tables: Mapping, table: TableName, row: str, other: str, by: Mapping[str, float]
-) -> pd.DataFrame:
-    """As `evaluation.paired_difference`, of two rows of one of the paper's tables.
+@dataclass(frozen=True)
+class Print:
+    """The paper's own tables as a judge."""
 
-    A print has no chance: p-values are 0 or 1, for above by as many points as said, to rounding.
-    """
-    rows = tables[table].select_dtypes("number")
+    tables: Mapping[TableName, pd.DataFrame]
+
+    def gains(self, claim: Claim, one: Statement, row: str, other: str) -> pd.DataFrame:
+        """Two printed rows: p-values are 0 or 1, for above by as many points as said, to rounding.
+
+        A print has no chance, and no interval.
+        """
+        rows = _with_groups(self.tables[one.table])
+        value = rows.loc[row] - rows.loc[other]
+        points = pd.Series(one.by, dtype=float) - printed.ROUNDING
+        least = points.reindex(value.index, fill_value=0)
+        above = (value <= least).astype(float).where(value.notna())
+        gains = {
+            "value": value / 100,
+            "low": np.nan,
+            "high": np.nan,
+            "above": above,
+            "below": 1 - above,
+        }
+        return pd.DataFrame(gains)
+
+    def identity(self, table: TableName, row: str) -> Hashable:
+        """A printed row is its place."""
+        return table, row
+
+
+def _with_groups(table: pd.DataFrame) -> pd.DataFrame:
+    """The accuracies of a printed table, with the means of the large datasets and the small."""
+    rows = table.select_dtypes("number")
     rows = rows.drop(columns=list(printed.SETTINGS), errors="ignore")
     datasets = rows.columns.intersection(printed.PAPER_DATASETS)
     of_large = rows[datasets.intersection(printed.LARGE)]
@@ -101,57 +169,80 @@ def print_gains(
     rows["large"] = of_large.mean(axis=1, skipna=False)
     rows["small"] = of_small.mean(axis=1, skipna=False)
     rows["small - large"] = rows["small"] - rows["large"]
-
-    value = rows.loc[row] - rows.loc[other]
-    least = (pd.Series(by, dtype=float) - printed.ROUNDING).reindex(value.index, fill_value=0)
-    above = (value <= least).astype(float).where(value.notna())
-    gains = {
-        "value": value / 100,
-        "low": np.nan,
-        "high": np.nan,
-        "above": above,
-        "below": 1 - above,
-    }
-    return pd.DataFrame(gains)
+    return rows
 
 
-# Claims share their comparisons.
-_difference = functools.lru_cache(4096)(difference)
+# ---- kept runs
 
 
-def kept_gains(
-    tables: Mapping,
-    table: TableName,
-    row: str,
-    other: str,
-    by: Mapping[str, float],
-    *,
-    profile: str,
-    large: tuple[str, ...],
-) -> pd.DataFrame:
-    """`runs.difference` of two rows of kept runs.
+@dataclass(frozen=True)
+class Kept:
+    """The kept runs of a profile as a judge."""
 
-    Raises NotTestable where they were tested on other queries, where one collapsed (it ends below
-    the frozen backbone), or where full fine-tuning gains nothing over the frozen backbone.  `by` is
-    for the print; here the direction alone is judged.
-    """
-    # Its own table first: Table 10 has other datasets.
-    rows = ChainMap(tables[table], *tables.values())
+    profile: str
+    # Of each table the names of the runs of each row.
+    tables: Mapping[TableName, pd.Series]
+    large: tuple[str, ...] = ()
 
-    def gain(one: str, two: str) -> pd.DataFrame:
-        return _difference(tuple(rows[one]), tuple(rows[two]), profile, large)
+    def gains(self, claim: Claim, one: Statement, row: str, other: str) -> pd.DataFrame:
+        """The difference of two rows of kept runs; the direction alone is judged, not `by`.
 
-    for name in (row, other):
-        frozen, full = reference_rows(name)
-        if frozen not in rows:
-            continue
-        if full in rows and gain(full, frozen).at["harmonic", "low"] <= 0:
+        Raises NotTestable where they were tested on other queries, where full fine-tuning gains
+        nothing over the frozen backbone, or where one of them collapsed: it ends below the frozen
+        backbone.  A claim about collapse is judged all the same.
+        """
+        # Its own table first: Table 10 has other datasets.
+        rows = ChainMap(self.tables[one.table], *self.tables.values())
+        for name in (row, other):
+            frozen, full = reference_rows(name)
+            if frozen not in rows:
+                continue
+            if full in rows:
+                self._require_gain(rows[full], rows[frozen])
+            if not claim.collapse:
+                self._require_no_collapse(name, rows[name], rows[frozen])
+        return self._difference(rows[row], rows[other])
+
+    def identity(self, table: TableName, row: str) -> Hashable:
+        """A row is its runs."""
+        return frozenset(self.tables[table][row])
+
+    def _require_gain(self, full: list[str], frozen: list[str]) -> None:
+        if self._difference(full, frozen).at["harmonic", "low"] <= 0:
             raise NotTestable(
                 "full fine-tuning is not above the frozen backbone: nothing here could show a gain"
             )
-        if gain(name, frozen).at["harmonic", "high"] < 0:
+
+    def _require_no_collapse(self, name: str, row: list[str], frozen: list[str]) -> None:
+        if self._difference(row, frozen).at["harmonic", "high"] < 0:
             raise NotTestable(f"{name} collapsed: it ends below the frozen backbone")
-    return gain(row, other)
+
+    def _difference(self, ours: list[str], theirs: list[str]) -> pd.DataFrame:
+        states = store.states(self.profile)
+        return _difference(tuple(ours), tuple(theirs), self.profile, self.large, states)
+
+
+@functools.lru_cache(4096)  # claims share their comparisons
+def _difference(
+    ours: tuple[str, ...],
+    theirs: tuple[str, ...],
+    profile: str,
+    large: tuple[str, ...],
+    states: tuple[store.State, ...],
+) -> pd.DataFrame:
+    """A difference of kept rows; `states` are those of the profile's files."""
+    return contrasts.difference(ours, theirs, profile, Averages(large=large))
+
+
+def kept(profile: config.Profile) -> Kept:
+    """The runs of the tables that notebooks wrote for a profile."""
+    tables: dict[TableName, pd.Series] = {}
+    for number, name in printed.FILES.items():
+        file = paths.RESULTS / profile.name / f"{name}.csv"
+        if file.is_file():
+            rows = pd.read_csv(file).drop_duplicates("row").set_index("row")
+            tables[number] = rows["runs"].str.split()
+    return Kept(profile.name, tables, large(profile))
 
 
 def reference_rows(name: str) -> tuple[str, str]:
@@ -178,193 +269,109 @@ def large(profile: config.Profile) -> tuple[str, ...]:
     return ()
 
 
-# ---- the scorecard
-
-
-def scorecard(profile: config.Profile, about: Collection | None = None) -> pd.DataFrame:
-    """Every claim, or those `about` some tables, by name.
-
-    Columns: `section`, `claim`, `table`, `print`, `here` and `why`.  `print` is holds, fails, or
-    not printed.  `here`, with Holm's correction over all claims, is supported (all pairs of rows of
-    the print were run and are above zero), contradicted (too many are below), undecided, or not
-    testable.
-    """
-    claims = read_claims()
-    printed_tables = printed.all_tables()
-    kept_tables = _kept_tables(profile.name)
-    compared_here = functools.partial(kept_gains, profile=profile.name, large=large(profile))
-
-    lines = {}
-    tests = {}
-    for claim in claims:
-        in_print = evidence(claim, printed_tables, print_gains)
-        here = evidence(claim, kept_tables, compared_here)
-        needed = in_print.pairs
-        if needed == 0:
-            # It is drawn, not printed: the pairs are those that it names.
-            needed = claim.named_pairs
-        if here.above is not None:
-            tests[claim.name] = _chances(claim, here, needed)
-        lines[claim.name] = {
-            "section": claim.section,
-            "claim": claim.text,
-            "table": claim.above[0].table,
-            "print": _verdict_of_print(in_print),
-            "here": "not testable",
-            "why": _why(here, needed),
-        }
-    table = pd.DataFrame.from_dict(lines, orient="index").rename_axis("name")
-
-    for name, verdict in _verdicts_here(tests, list(table.index)).items():
-        table.loc[name, "here"] = verdict
-    if about:
-        return table[table["table"].isin(about)]
-    return table
-
-
-def _kept_tables(profile: str) -> dict[TableName, pd.Series]:
-    """Of each table that a notebook wrote for a profile, the names of the runs of each row."""
-    tables = {}
-    for number, name in printed.FILES.items():
-        file = paths.RESULTS / profile / f"{name}.csv"
-        if file.is_file():
-            rows = pd.read_csv(file).drop_duplicates("row").set_index("row")
-            tables[number] = rows["runs"].str.split()
-    return tables
-
-
-def _chances(claim: Claim, here: Evidence, needed: int) -> tuple[float, float]:
-    """The p-values that count, `above` and `below`.
-
-    Where not all pairs were run, a counterexample still refutes, but not what is said of a share.
-    """
-    assert here.above is not None
-    assert here.below is not None
-    if here.pairs >= needed:
-        return here.above, here.below
-    if any(one.share is not None for one in claim.above):
-        return 1.0, 1.0
-    return 1.0, here.below
-
-
-def _why(here: Evidence, needed: int) -> str:
-    if 0 < here.pairs < needed:
-        return f"{here.why}; {here.pairs} of {needed} pairs of rows could be compared"
-    return here.why
-
-
-def _verdict_of_print(in_print: Evidence) -> str:
-    if in_print.above is None:
-        return "not printed"
-    if in_print.above == 0:
-        return "holds"
-    return "fails"
-
-
-def _verdicts_here(
-    tests: Mapping[str, tuple[float, float]], names: Collection[str]
-) -> dict[str, str]:
-    """The verdict on each claim that could be tested, by its p-values `above` and `below`.
-
-    All claims, `names`, count for the correction, those that could not be tested with a chance of
-    1.
-    """
-    chances = dict.fromkeys(names, 1.0)
-    for name, (above, below) in tests.items():
-        chances[name] = min(1.0, 2 * min(above, below))
-    corrected = evaluation.holm(chances)
-    verdicts = {}
-    for name, (above, below) in tests.items():
-        verdicts[name] = _verdict_here(above, below, corrected[name])
-    return verdicts
-
-
-def _verdict_here(above: float, below: float, corrected: float) -> str:
-    if corrected >= LEVEL:
-        return "undecided"
-    if above < below:
-        return "supported"
-    return "contradicted"
-
-
 # ---- a claim
 
 
-def evidence(claim: Claim, tables: Mapping, gains: Gains) -> Evidence:
-    """What the comparisons of `gains` between rows of `tables` say of a claim."""
+def evidence(claim: Claim, judge: Judge) -> Evidence:
+    """What a judge's comparisons say of a claim."""
+    compared = []
+    withheld: list[str] = []
     try:
-        compared = [_comparisons(one, tables, gains) for one in claim.above]
+        for one in claim.above:
+            compared.append(_compared(claim, one, judge, withheld))
     except NotTestable as missing:
-        return Evidence(None, None, str(missing), 0)
+        return Evidence(None, None, str(missing), withheld=withheld)
 
-    total = sum(len(gain) for found in compared for gain in found)
-    pairs = sum(len(found) for found in compared)
-    below = 1.0
-    deciding = []
-    for one, found in zip(claim.above, compared, strict=True):
-        table = pd.concat(found).rename_axis("column").reset_index()
-        share = 1.0 if one.share is None else one.share
-        may_fail = len(table) - math.ceil(share * len(table))
-        # A p-value of "at least so many hold" (partial conjunction, Benjamini and Heller, 2008).
-        table["above"] = (table["above"] * (may_fail + 1)).clip(upper=1)
-        refuting = table["below"].nsmallest(may_fail + 1).iloc[-1]
-        below = min(below, total * refuting)
-        weakest_first = table.sort_values(["above", "value"], ascending=[False, True])
-        deciding.append(weakest_first.iloc[may_fail])
-
-    weakest = max(deciding, key=lambda line: (line["above"], -line["value"]))
-    return Evidence(float(weakest["above"]), float(below), _said(weakest, total), pairs)
+    judged = [_judged(one, pairs) for one, pairs in zip(claim.above, compared, strict=True)]
+    comparisons = sum(one.comparisons for one in judged)
+    # All must hold: the weakest statement supports, and any one contradicts.
+    weakest = max(judged, key=lambda one: (one.above, -one.decides["value"]))
+    strongest_against = min(one.below for one in judged)
+    return Evidence(
+        above=weakest.above,
+        below=min(1.0, comparisons * strongest_against),
+        why=_said(weakest.decides, comparisons),
+        compared=[pair for pairs in compared for pair in pairs],
+        decides=weakest.decides["of"],
+        withheld=withheld,
+    )
 
 
-def _said(line: pd.Series, total: int) -> str:
+@dataclass(frozen=True)
+class _Judged:
+    """What the comparisons of one statement say."""
+
+    above: float  # p-value against "too few are above"
+    below: float  # p-value against "not too many are below", of one comparison
+    decides: pd.Series  # the comparison that `above` is of
+    comparisons: int
+
+
+def _judged(one: Statement, pairs: list[Pair]) -> _Judged:
+    """So many comparisons must hold as the statement says.
+
+    p-values of "at least so many" as in Benjamini and Heller, 2008 (partial conjunction).
+    """
+    lines = pd.concat([pair.gains.assign(of=pair) for pair in pairs])
+    lines = lines.rename_axis("column").reset_index()
+    must_hold = len(lines)
+    if one.share is not None:
+        must_hold = math.ceil(one.share * len(lines))
+    may_fail = len(lines) - must_hold
+
+    weakest_first = lines.sort_values(["above", "value"], ascending=[False, True])
+    decides = weakest_first.iloc[may_fail]
+    above = min(1.0, (may_fail + 1) * decides["above"])
+    below = lines["below"].nsmallest(may_fail + 1).iloc[-1]
+    return _Judged(float(above), float(below), decides, len(lines))
+
+
+def _said(line: pd.Series, comparisons: int) -> str:
     """The comparison that decides, in words: "PUMA over VPT, unified: +9.0 [+8.1, +9.9]"."""
     value, low, high = 100 * line[["value", "low", "high"]].astype(float)
-    said = f"{line['pair']}, {line['column']}: {value:+.1f}"
+    said = f"{line['of'].name}, {line['column']}: {value:+.1f}"
     if math.isfinite(low):
         said += f" [{low:+.1f}, {high:+.1f}]"
-    if total > 1:
-        said += f"; it decides among {total}"
+    if comparisons > 1:
+        said += f"; it decides among {comparisons}"
     return said
 
 
-def _comparisons(one: Statement, tables: Mapping, gains: Gains) -> list[pd.DataFrame]:
-    """The gains of each pair of rows that can be compared; NotTestable where there is none."""
-    if one.table not in tables:
+def _compared(claim: Claim, one: Statement, judge: Judge, withheld: list[str]) -> list[Pair]:
+    """The pairs of a statement that can be compared; NotTestable where there is none.
+
+    Adds to `withheld` why others cannot, each reason once.
+    """
+    if one.table not in judge.tables:
         raise NotTestable(_nothing_kept(one.table))
-    names = list(tables[one.table].index)
-    winners = _rows(one.winners, names)
-    rivals = _rows(one.rivals, names)
     found = []
     why = NotTestable("no pair of rows")
-    for row, other in product(winners, rivals):
-        if row == other or (one.alike and row.split()[-1] != other.split()[-1]):
-            continue
+    for row, other in _pairs(one, list(judge.tables[one.table].index)):
         try:
-            gain = gains(tables, one.table, row, other, one.by)
+            gains = judge.gains(claim, one, row, other)
         except NotTestable as error:
             why = error
+            if str(error) not in withheld:
+                withheld.append(str(error))
             continue
-        pair = f"{row} over {other}"
-        found.append(_of_columns(gain, one.columns, pair))
+        lines = _of_columns(gains, one.columns, f"{row} over {other}")
+        sides = [judge.identity(one.table, name) for name in (row, other)]
+        found.append(Pair(row, other, lines, frozenset(sides)))
     if not found:
         raise why
     return found
 
 
-def _nothing_kept(table: TableName) -> str:
-    if str(table).startswith("fig"):
-        return f"nothing is kept to judge {str(table).replace('fig', 'Fig. ', 1)} by"
-    return f"nothing is kept to judge table {table} by"
-
-
-def _of_columns(gain: pd.DataFrame, columns: str | Sequence[str], pair: str) -> pd.DataFrame:
-    """The lines of a gain that a statement is about, with the name of the pair."""
-    if columns == "each":
-        columns = [name for name in gain.index if name not in evaluation.NOT_DATASETS]
-    for name in columns:
-        if name not in gain.index or np.isnan(gain.at[name, "above"]):
-            raise NotTestable(f"{pair}: no {name}, or one seed")
-    return gain.loc[list(columns)].assign(pair=pair)
+def _pairs(one: Statement, names: list[str]) -> Iterator[tuple[str, str]]:
+    """A statement's winners and rivals among the rows that there are."""
+    winners = _rows(one.winners, names)
+    rivals = _rows(one.rivals, names)
+    for row, other in product(winners, rivals):
+        if row == other:
+            continue
+        if one.alike and row.split()[-1] != other.split()[-1]:
+            continue
+        yield row, other
 
 
 def _rows(patterns: list[str], names: list[str]) -> list[str]:
@@ -376,3 +383,19 @@ def _rows(patterns: list[str], names: list[str]) -> list[str]:
             raise NotTestable(f"no row {pattern!r}")
         found += rows
     return found
+
+
+def _nothing_kept(table: TableName) -> str:
+    if str(table).startswith("fig"):
+        return f"nothing is kept to judge {str(table).replace('fig', 'Fig. ', 1)} by"
+    return f"nothing is kept to judge table {table} by"
+
+
+def _of_columns(gains: pd.DataFrame, columns: str | Sequence[str], pair: str) -> pd.DataFrame:
+    """The lines of a gain that a statement is about."""
+    if columns == "each":
+        columns = [name for name in gains.index if name not in evaluation.NOT_DATASETS]
+    for name in columns:
+        if name not in gains.index or np.isnan(gains.at[name, "above"]):
+            raise NotTestable(f"{pair}: no {name}, or one seed")
+    return gains.loc[list(columns)]

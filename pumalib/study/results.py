@@ -11,9 +11,8 @@ from IPython.display import Markdown
 
 from .. import evaluation, paths
 from ..config import Profile
-from . import claims, store
+from . import claims, contrasts, store, verdicts
 from .printed import METHOD_OF_ROW, comparable
-from .runs import difference
 
 # Columns of `Results.tidy`, and of `Results.parameters` with the row first.
 TIDY = [
@@ -34,7 +33,7 @@ METRICS = [f"R@{k}" for k in evaluation.KS] + ["RP", "MAP@R"]
 # Where the paper prints no numbers.
 NOTHING = pd.DataFrame()
 # Verdicts whose claims a headline lists; the claims of the others it counts.
-SURE = ("supported", "contradicted")
+DECIDED = ("supported", "contradicted")
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,8 @@ class Results:
         return f"In pairs: {'; '.join(gains)}."
 
     def difference(self, row: str, other: str) -> pd.DataFrame:
-        """R@1 of `row` minus `other` per dataset, by `evaluation.paired_difference`."""
-        return difference(self.names[row], self.names[other], self.profile)
+        """R@1 of `row` minus `other` per dataset, as `contrasts.difference` has it."""
+        return contrasts.difference(self.names[row], self.names[other], self.profile)
 
     def differences(
         self,
@@ -166,7 +165,7 @@ def _with_interval(value: float, low: float, high: float) -> str:
 
 
 def _points(gain: pd.Series) -> dict[str, float]:
-    """A line of `evaluation.paired_difference` in points, with the p-value of both sides."""
+    """A line of `contrasts.difference` in points, with the p-value of both sides."""
     points = {}
     for column, name in {"value": "points", "low": "low", "high": "high"}.items():
         points[name] = round(100 * gain[column], 1) + 0.0  # no -0.0
@@ -181,18 +180,23 @@ def _printed_gain(printed: pd.DataFrame, row: str, other: str, name: str) -> flo
 
 
 def _verdicts(profile: Profile, about: Collection) -> str:
-    """How many claims have which verdict, and what those say that are sure."""
+    """How many claims have which verdict, what the decided ones say, and how many could have."""
     if not about:
         return ""
-    verdicts = []
-    for here, said in claims.scorecard(profile, about).groupby("here")["claim"]:
-        verdict = f"{len(said)} {here}"
-        if here in SURE:
-            verdict += f": *{'; '.join(said)}*"
-        verdicts.append(verdict)
-    if not verdicts:
+    card = verdicts.scorecard(profile, about)
+    if card.empty:
         return ""
-    return f"Of the paper's claims about it: {'; '.join(verdicts)}."
+    told = []
+    for here, said in card.groupby("here")["claim"]:
+        verdict = f"{len(said)} {here}"
+        if here in DECIDED:
+            verdict += f": *{'; '.join(said)}*"
+        told.append(verdict)
+    could = int(card["could_support"].sum())
+    return (
+        f"Of the paper's claims about it: {'; '.join(told)}.  The rows that were run could support "
+        f"{could} of the {len(card)}."
+    )
 
 
 def collect(names: Mapping[str, list[str]], profile: str) -> Results:

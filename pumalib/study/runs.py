@@ -1,21 +1,20 @@
-"""Kept runs listed, compared, checked and removed: `python -m pumalib runs`, and differences."""
+"""Kept runs listed, compared, checked and removed: `python -m pumalib runs`."""
 
 import difflib
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from filelock import FileLock
 
 from .. import evaluation, models, paths
 from ..config import Run
 from ..training import run_folder
-from . import kept_line, store
+from . import contrasts, kept_line, store
 
 COLUMNS = [
     "profile",
@@ -44,12 +43,6 @@ ALWAYS = [
 # Of runs that failed, as `list_failures` has them.
 FAILED_COLUMNS = ["profile", "method", "loss", "seed", "epochs", "where", "what"]
 
-Hits = Mapping[str, np.ndarray]
-
-
-class NotTestable(ValueError):  # noqa: N818 - a verdict of the scorecard, not a fault
-    """What is asked cannot be told from the runs, rows or columns that there are."""
-
 
 def run_of(name: str, profile: str | Path) -> Run:
     """The settings of a kept run; ValueError where it is an ensemble, or is not kept."""
@@ -59,80 +52,6 @@ def run_of(name: str, profile: str | Path) -> Run:
             f"{name} is an ensemble of {', '.join(found['members'])}: name one of them"
         )
     return Run.from_dict(found["run"])
-
-
-def difference(
-    ours: Collection[str],
-    theirs: Collection[str],
-    profile: str | Path,
-    large: Collection[str] = (),
-    other: str | Path | None = None,
-) -> pd.DataFrame:
-    """`evaluation.paired_difference` of two rows, each given by the names of its seeds' runs.
-
-    `theirs` are of the profile `other`, if that is another one.  Seeds that both rows have count.
-    Raises NotTestable where there is no such seed, or the rows were tested on unlike queries.
-    """
-    their_profile = profile if other is None else other
-    our_names = _by_seed(ours, profile)
-    their_names = _by_seed(theirs, their_profile)
-    seeds = [seed for seed in our_names if seed in their_names]
-    if not seeds:
-        raise NotTestable(
-            f"{' '.join(ours)} (seeds {_listed(our_names)}) and {' '.join(theirs)} "
-            f"(seeds {_listed(their_names)}) have no seed in common"
-        )
-    return _paired(
-        {seed: (our_names[seed], profile) for seed in seeds},
-        {seed: (their_names[seed], their_profile) for seed in seeds},
-        large,
-    )
-
-
-def _by_seed(names: Collection[str], profile: str | Path) -> dict[int, str]:
-    """The runs of a row by their seeds, an ensemble's being that of its members."""
-    found: dict[int, str] = {}
-    for name in names:
-        seed = _seed_of(name, profile)
-        if seed in found:
-            raise NotTestable(f"{found[seed]} and {name} are of one row and have one seed, {seed}")
-        found[seed] = name
-    return found
-
-
-def _seed_of(name: str, profile: str | Path) -> int:
-    found = store.record(name, profile)
-    if "members" in found:
-        found = store.record(found["members"][0], profile)
-    return found["run"]["seed"]
-
-
-def _listed(seeds: Collection[int]) -> str:
-    return ", ".join(str(seed) for seed in seeds)
-
-
-# The name and the profile of a kept run.
-_Kept = tuple[str, str | Path]
-
-
-def _paired(
-    ours: Mapping[int, _Kept], theirs: Mapping[int, _Kept], large: Collection[str] = ()
-) -> pd.DataFrame:
-    """`evaluation.paired_difference` of runs by seed; NotTestable where their queries differ."""
-    our_hits = {seed: store.hits(*kept) for seed, kept in ours.items()}
-    their_hits = {seed: store.hits(*kept) for seed, kept in theirs.items()}
-    for seed, hits in our_hits.items():
-        if _counts(hits) != _counts(their_hits[seed]):
-            raise NotTestable(
-                f"{ours[seed][0]} and {theirs[seed][0]} were tested on other queries: "
-                "`runs list` shows their data"
-            )
-    first = next(iter(ours.values()))
-    return evaluation.paired_difference(our_hits, their_hits, store.classes(*first), large)
-
-
-def _counts(hits: Hits) -> dict[str, int]:
-    return {dataset: len(queries) for dataset, queries in hits.items()}
 
 
 def list_runs(profile: str | None = None) -> pd.DataFrame:
@@ -263,8 +182,7 @@ def compare(first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
 
     beside = pd.concat(settings, axis=1, keys=[first, second])
     unequal = beside[beside.astype(str).nunique(axis=1) > 1]
-    gains = _paired({0: two}, {0: one})
-    gains[["value", "low", "high"]] *= 100
+    gains = 100 * contrasts.of_runs(two, one)[["value", "low", "high"]]
     table = 100 * pd.concat(accuracies, axis=1, keys=[first, second])
     return unequal, table.join(gains)
 

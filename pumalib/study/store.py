@@ -82,8 +82,12 @@ def read(profile: str | Path) -> dict[str, dict[str, Any]]:
     A record has the settings `run`, or of an ensemble its `members`, and numbers.  Warns of lines
     that are damaged, and of runs whose lines have different numbers: the first line counts.
     """
-    states = tuple(_state(file) for file in _kept_files(profile))
-    return dict(_records(states))
+    return dict(_records(states(profile)))
+
+
+def states(profile: str | Path) -> tuple[State, ...]:
+    """What changes when the kept lines of a profile do."""
+    return tuple(_state(file) for file in _kept_files(profile))
 
 
 def lines(profile: str | Path) -> list[Line]:

@@ -1,0 +1,91 @@
+"""How far the seeds of kept rows lie apart, with the help of the other rows of a profile.
+
+A row is here what its settings say: kept runs that differ by their seed alone.  All rows of a
+profile that were tested on the same queries help each other (`evaluation.pooled_spreads`), so that
+keeping further rows can change an interval a little.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .. import evaluation
+from ..evaluation import Averages, Spread
+from . import store
+
+# (dataset, queries) of each dataset, and of "unified".
+Queries = tuple[tuple[str, int], ...]
+
+
+def spread(names: Mapping[int, str], profile: str | Path, averages: Averages) -> Spread | None:
+    """What is known of the seeds of a row, given by the name of each seed's run.
+
+    None where it is one seed.
+    """
+    if len(names) < 2:
+        return None
+    records = [store.record(name, profile) for name in names.values()]
+    if "members" in records[0]:
+        return _of_ensemble(records, averages)
+    rows = _of_rows(profile, store.states(profile), _queries(records[0]), averages)
+    return rows[_settings(records[0])]
+
+
+def _of_ensemble(records: list[dict[str, Any]], averages: Averages) -> Spread:
+    tables = pd.DataFrame([_accuracies(record, averages) for record in records])
+    datasets = [name for name, _ in _queries(records[0]) if name != "unified"]
+    own = {name: tables[name].to_numpy() for name in datasets}
+    searched_in_all = tables.columns.intersection(["unified", evaluation.WEIGHTED])
+    together = {name: tables[name].to_numpy() for name in searched_in_all}
+    return evaluation.ensemble_spread(own, together, averages)
+
+
+@lru_cache(maxsize=32)
+def _of_rows(
+    profile: str | Path, states: tuple[store.State, ...], queries: Queries, averages: Averages
+) -> dict[str, Spread]:
+    """The spreads of all rows of a profile with these queries, by their settings.
+
+    `states` are those of its files: where they change it is another question.
+    """
+    by_row: dict[str, list[dict[str, float]]] = {}
+    for record in store.read(profile).values():
+        if "members" not in record and _queries(record) == queries:
+            by_row.setdefault(_settings(record), []).append(_accuracies(record, averages))
+    tables = {row: pd.DataFrame(accuracies) for row, accuracies in by_row.items()}
+    judged = [name for name, _ in queries] + ["harmonic"]
+    return evaluation.pooled_spreads(tables, judged)
+
+
+def _queries(record: dict[str, Any]) -> Queries:
+    rows = [row for row in record["table"] if row["dataset"] != "harmonic"]
+    return tuple((row["dataset"], int(row["queries"])) for row in rows)
+
+
+def _settings(record: dict[str, Any]) -> str:
+    """The settings of a run but its seed, as text."""
+    settings = {key: value for key, value in record["run"].items() if key != "seed"}
+    return json.dumps(settings, sort_keys=True)
+
+
+def _accuracies(record: dict[str, Any], averages: Averages) -> dict[str, float]:
+    """R@1 of a run: by dataset, unified, harmonic, and by the other averages."""
+    if averages.shares:
+        return _from_hits(record, averages)
+    found = {row["dataset"]: float(row["R@1"]) for row in record["table"]}
+    own = {name: value for name, value in found.items() if name not in evaluation.OVERALL}
+    return found | evaluation.averaged(own, averages)
+
+
+def _from_hits(record: dict[str, Any], averages: Averages) -> dict[str, float]:
+    hits = store.unpacked(record, "hits")
+    columns = {name: queries[:, np.newaxis] for name, queries in hits.items()}
+    first = store.unpacked(record, "classes")
+    classes = {name: is_first.cumsum() for name, is_first in first.items()}
+    means = evaluation.resampled(columns, classes, 0, averages=averages)
+    return {name: float(mean[0, 0]) for name, mean in means.items()}

@@ -1,0 +1,230 @@
+"""Rows of kept runs compared: seeds pooled over a profile's rows, ensembles, groups, profiles."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pumalib import config, evaluation, paths
+from pumalib.evaluation import Averages
+from pumalib.study import contrasts, groups, seeds, store
+
+CLASSES = {"cars_196": 30, "characters": 40}
+PER_CLASS = 5
+RUN = json.loads(config.Profile("x", pretrained="random").run("linear").to_json())
+
+
+@pytest.fixture(autouse=True)
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+
+
+def keep(row, seed, rates, profile="test", members=None):
+    """Keep a run whose queries hit at a rate for each dataset; its name."""
+    rng = np.random.default_rng([*row.encode(), seed])
+    hits = {}
+    first = {}
+    for name, count in CLASSES.items():
+        hits[name] = (rng.random(count * PER_CLASS) < rates[name]).astype(float)
+        first[name] = np.arange(count * PER_CLASS) % PER_CLASS == 0
+    for parts in (hits, first):
+        parts["unified"] = np.concatenate(list(parts.values()))
+    means = {name: float(queries.mean()) for name, queries in hits.items()}
+    own = {name: means[name] for name in CLASSES}
+    table = []
+    for name, mean in {**means, "harmonic": float(evaluation.averaged(own)["harmonic"])}.items():
+        queries = len(hits.get(name, hits["unified"]))
+        table.append({"dataset": name, "queries": queries, "R@1": mean})
+    record = {
+        "name": f"{row}-{seed}",
+        "environment": {"device": "cpu"},
+        "parameters": {"trainable": 1, "total": 2},
+        "seconds": 1.0,
+        "images_per_second": None,
+        "table": table,
+        "hits": {name: evaluation.pack(queries) for name, queries in hits.items()},
+        "classes": {name: evaluation.pack(queries) for name, queries in first.items()},
+    }
+    if members is None:
+        record["run"] = RUN | {"seed": seed, "dim": 16 + sum(row.encode())}
+    else:
+        record["members"] = members
+    store.add(record, profile)
+    return record["name"]
+
+
+def keep_row(row, shifts, rate=0.5, profile="test"):
+    """Keep a row with a seed for each shift of its rate."""
+    names = []
+    for seed, shift in enumerate(shifts):
+        names.append(keep(row, seed, dict.fromkeys(CLASSES, rate + shift), profile))
+    return names
+
+
+def accuracies(names, profile="test"):
+    """R@1 (seeds, columns) of some runs, from their hits."""
+    lines = []
+    for name in names:
+        means = {key: hits.mean() for key, hits in store.hits(name, profile).items()}
+        own = np.array([means[key] for key in CLASSES])
+        lines.append({**means, "harmonic": 2 / (1 / own).sum()})
+    return pd.DataFrame(lines)
+
+
+def test_a_difference_has_the_variance_of_all_stable_rows():
+    rows = {name: keep_row(name, [0, 0.02, -0.02]) for name in ("ours", "theirs", "third")}
+    rows["wild"] = keep_row("wild", [0.3, -0.3, 0])
+    found = contrasts.difference(rows["ours"], rows["theirs"], "test")
+
+    variances = {name: accuracies(names).var(ddof=1) for name, names in rows.items()}
+    stable = [variances[name] for name in ("ours", "theirs", "third")]
+    pooled = sum(stable) / 3
+    for name in ("ours", "theirs"):
+        spread = seeds.spread(dict(enumerate(rows[name])), "test", Averages())
+        expected = np.maximum(variances[name], pooled)
+        found_variance = spread.variance[expected.index]
+        pd.testing.assert_series_equal(found_variance, expected, check_names=False)
+        assert set(spread.freedom) == {6}
+    wild = seeds.spread(dict(enumerate(rows["wild"])), "test", Averages())
+    assert wild.variance["unified"] == pytest.approx(variances["wild"]["unified"])
+    assert set(wild.freedom) == {2}
+
+    gain = accuracies(rows["ours"]) - accuracies(rows["theirs"])
+    assert found["value"][gain.columns].tolist() == pytest.approx(gain.mean().tolist())
+    lone = evaluation.paired_difference(
+        {seed: store.hits(name, "test") for seed, name in enumerate(rows["ours"])},
+        {seed: store.hits(name, "test") for seed, name in enumerate(rows["theirs"])},
+        store.classes(rows["ours"][0], "test"),
+    )
+    of_classes = lone.at["unified", "error"] ** 2 - gain["unified"].var(ddof=1) / 3
+    of_seeds = sum(np.maximum(variances[name], pooled)["unified"] for name in ("ours", "theirs"))
+    expected = np.sqrt(of_classes + of_seeds / 3)
+    assert found.at["unified", "error"] == pytest.approx(expected)
+
+
+def test_a_row_beside_itself_has_no_spread_and_a_new_run_is_seen():
+    ours = keep_row("ours", [0, 0.05, -0.05])
+    same = contrasts.difference(ours, ours, "test")
+    assert (same[["value", "low", "high"]] == 0).all(axis=None)
+    theirs = keep_row("theirs", [0, 0, 0])
+    before = contrasts.difference(ours, theirs, "test").at["unified", "error"]
+    keep_row("third", [0.1, -0.1, 0])
+    assert contrasts.difference(ours, theirs, "test").at["unified", "error"] != before
+
+
+def test_an_ensemble_is_judged_over_all_choices_of_its_members():
+    ours = keep_row("ours", [0, 0, 0])
+    names = []
+    for seed, (cars, characters) in enumerate([(0.2, 0.8), (0.5, 0.5), (0.8, 0.2)]):
+        member = keep("member", seed, dict.fromkeys(CLASSES, 0.5))
+        rates = {"cars_196": cars, "characters": characters}
+        names.append(keep("both", seed, rates, members=[member]))
+    table = accuracies(names)
+    spread = seeds.spread(dict(enumerate(names)), "test", Averages())
+    choices = [2 / (1 / a + 1 / b) for a in table["cars_196"] for b in table["characters"]]
+    assert spread.value["harmonic"] == pytest.approx(np.mean(choices), abs=0.02)
+    # Seed by seed one member's luck would make up for the other's.
+    assert spread.variance["harmonic"] > 3 * table["harmonic"].var(ddof=1)
+    assert spread.variance["unified"] == pytest.approx(table["unified"].var(ddof=1))
+    found = contrasts.difference(names, ours, "test")
+    expected = spread.value["harmonic"] - accuracies(ours)["harmonic"].mean()
+    assert found.at["harmonic", "value"] == pytest.approx(expected)
+
+
+def test_an_interaction_is_of_two_profiles_with_the_same_queries():
+    by_profile = {}
+    for profile, gain in (("printed", 0.3), ("reversed", 0.0)):
+        ours = []
+        for seed in range(3):
+            rates = {"cars_196": 0.4, "characters": 0.4 + gain}
+            ours.append(keep(f"ours-{profile}", seed, rates, profile))
+        theirs = keep_row(f"theirs-{profile}", [0, 0, 0], 0.4, profile)
+        by_profile[profile] = (ours, theirs)
+    ours, theirs = zip(*by_profile.values(), strict=True)
+    found = contrasts.interaction(ours, theirs, list(by_profile), ["cars_196"])
+    line = found.loc["small - large"]
+    single = [
+        contrasts.difference(*rows, profile, Averages(large=("cars_196",)))
+        for profile, rows in by_profile.items()
+    ]
+    one, other = (table.at["small - large", "value"] for table in single)
+    assert line["value"] == pytest.approx(one - other)
+    assert line["value"] == pytest.approx(0.3, abs=0.1) and line["above"] < 0.01
+    assert line["error"] > max(table.at["small - large", "error"] for table in single)
+
+
+def test_rows_of_other_queries_are_refused(monkeypatch):
+    ours = keep_row("ours", [0, 0])
+    monkeypatch.setitem(CLASSES, "characters", 20)
+    theirs = keep_row("theirs", [0, 0])
+    with pytest.raises(contrasts.NotTestable, match="ours-0 and theirs-0 were tested on other"):
+        contrasts.difference(ours, theirs, "test")
+
+
+# ---- groups
+
+
+@pytest.mark.parametrize(
+    ("dataset", "class_name", "group"),
+    [
+        ("cars_196", "001_AM_General_Hummer_SUV_2000", "AM"),
+        ("cars_196", "196_smart_fortwo_Convertible_2012", "smart"),
+        ("cars_196", "160_Mercedes-Benz_300-Class_Convertible_1993", "Mercedes-Benz"),
+        ("characters_omniglot", "Alphabet_of_the_Magi_character01", "Alphabet_of_the_Magi"),
+        ("birds_cub50", "049_Boat_tailed_Grackle", "Grackle"),
+        ("birds_cub50", "001_Bobolink", "Bobolink"),
+        ("emoji_emojione", "1f460", "1f460"),
+    ],
+)
+def test_the_group_of_a_class_is_in_its_name(dataset, class_name, group):
+    assert groups.group_of(dataset, class_name) == group
+
+
+@pytest.mark.parametrize("class_name", ["", "Hummer", "001_", "character01"])
+def test_a_name_without_a_group_is_refused(class_name):
+    with pytest.raises(ValueError, match=r"has no group by .*: mend data/photos/groups.yaml"):
+        groups.group_of("cars_196", class_name)
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Test images as of `keep`: a make has three models, and a class without a second image."""
+    lines = []
+    for dataset, count in CLASSES.items():
+        for number in range(count):
+            name = f"{number:03d}_Make{number // 3}_Model_{number}"
+            lines += [(dataset, number, name)] * PER_CLASS
+    lines.append(("characters", 999, "alone"))
+    test = pd.DataFrame(lines, columns=["dataset", "label", "class_name"]).assign(split="test")
+    benchmark = SimpleNamespace(test=test)
+    monkeypatch.setattr(groups.data, "load", lambda settings: benchmark)
+    return benchmark
+
+
+def test_queries_are_numbered_by_their_groups(loaded):
+    (name,) = keep_row("ours", [0])
+    found = groups.numbers(name, "test")
+    assert found["cars_196"].tolist() == (np.arange(30 * PER_CLASS) // (3 * PER_CLASS)).tolist()
+    # Without groups its classes, numbered after the others.
+    assert found["characters"].tolist() == (10 + np.arange(40 * PER_CLASS) // PER_CLASS).tolist()
+    assert found["unified"].tolist() == [*found["cars_196"], *found["characters"]]
+
+
+def test_groups_are_drawn_with_all_their_classes(loaded):
+    # All classes of a make hit or miss together: their number says nothing.
+    rates = {"cars_196": np.repeat(np.arange(10) % 2, 3 * PER_CLASS), "characters": 0.5}
+    names = [keep("ours", seed, rates) for seed in range(2)]
+    by_class = contrasts.level(names, "test").loc["cars_196"]
+    by_group = contrasts.level(names, "test", units=groups.numbers).loc["cars_196"]
+    assert by_group["value"] == by_class["value"] == 0.5
+    assert by_class["error"] == pytest.approx(0.5 / np.sqrt(30), rel=0.1)
+    assert by_group["error"] == pytest.approx(0.5 / np.sqrt(10), rel=0.1)
+
+
+def test_other_images_than_those_kept_are_refused(loaded):
+    (name,) = keep_row("ours", [0])
+    loaded.test = loaded.test[1:]
+    with pytest.raises(ValueError, match="cars_196: today's images have other queries than test/"):
+        groups.numbers(name, "test")
