@@ -23,9 +23,9 @@ LINES: tuple[Any, Any] = ("-", (0, (4, 2)))
 def tuning_curves(tuned: pd.DataFrame, frozen: float, epochs: int) -> Figure:
     """Harmonic R@1 over the rate, a panel per row, on one scale.
 
-    `tuned` as of `study.tuning.table`.  `frozen` is the frozen backbone's, a fraction; `epochs` is
-    the length of the search, whose curves are lines; longer trials are dotted.  What ends far below
-    the frozen backbone is drawn at the lower edge, with its number.
+    `tuned` as of `study.tuning.table`.  `frozen` is the frozen backbone's, a fraction, or NaN where
+    it is not known; `epochs` is the length of the search, whose curves are lines; longer trials are
+    dotted.  What ends far below the frozen backbone is drawn at the lower edge, with its number.
     """
     drawn = tuned.assign(percent=100 * tuned["harmonic"])
     rows = list(drawn["row"].unique())
@@ -34,13 +34,13 @@ def tuning_curves(tuned: pd.DataFrame, frozen: float, epochs: int) -> Figure:
     height = 2.3
     figure, axes = empty_panels(lines, columns, PAGE_WIDTH, height, extra=0.7)
 
-    bottom = max(drawn["percent"].min(), 100 * frozen - DEPTH) - 1
-    top = max(drawn["percent"].max(), 100 * frozen) + 2
+    bottom, top = _scale(drawn["percent"], 100 * frozen)
     look = looks_of(rows)
     for axis, row in zip(axes.flat, rows, strict=False):
         part = drawn[drawn["row"] == row]
         _draw_search(axis, part, look[row], epochs, bottom)
-        axis.axhline(100 * frozen, color=GREY, linestyle="-.", linewidth=1)
+        if np.isfinite(frozen):
+            axis.axhline(100 * frozen, color=GREY, linestyle="-.", linewidth=1)
         axis.set_xscale("log")
         axis.set(ylim=(bottom, top), xlim=_room_around(drawn["rate"]))
         axis.set_title(f"{row}\n{part['knob'].iloc[0]}: {_values(part)}", fontsize=8)
@@ -89,6 +89,15 @@ def _draw_what_is_below(axis: Axes, part: pd.DataFrame, look: Look, bottom: floa
         axis.annotate(f"{lowest:.0f}", (rate, bottom + 0.8), **above)
 
 
+def _scale(percent: pd.Series, frozen: float) -> tuple[float, float]:
+    """From the lowest number, not far below the frozen backbone's, to the highest."""
+    low, high = percent.min(), percent.max()
+    if np.isfinite(frozen):
+        low = max(min(low, frozen), frozen - DEPTH)
+        high = max(high, frozen)
+    return low - 1, high + 2
+
+
 def _room_around(rates: pd.Series) -> tuple[float, float]:
     return rates.min() / 1.6, rates.max() * 1.6
 
@@ -114,10 +123,14 @@ def _meanings(tuned: pd.DataFrame, epochs: int) -> list[Line2D]:
     handles = [
         Line2D([], [], color=BLACK, linestyle=LINES[0], marker=".", label="knob's default"),
         Line2D([], [], color=BLACK, linestyle=LINES[1], marker=".", label="its second value"),
-        Line2D([], [], color=BLACK, marker="o", **ring, label="second seed"),
-        Line2D([], [], color=BLACK, marker="o", markersize=11, **ring, label="chosen"),
         Line2D([], [], color=GREY, linestyle="-.", linewidth=1, label="frozen backbone"),
     ]
+    # What does not occur is not in the legend.
+    if (tuned["seed"] == 1).any():
+        handles.append(Line2D([], [], color=BLACK, marker="o", **ring, label="second seed"))
+    if tuned["chosen"].any():
+        large = {"markersize": 11, **ring}
+        handles.append(Line2D([], [], color=BLACK, marker="o", **large, label="chosen"))
     if (tuned["epochs"] != epochs).any():
         handles.append(Line2D([], [], color=BLACK, linestyle=":", linewidth=1, label="longer"))
     return handles
