@@ -3,8 +3,9 @@
 Read `run_all` first, which trains what is missing.  `store` keeps finished runs, a `kept_line`
 each, and `runs` lists and compares them; `results` and `show` make tables of them.  `printed` has
 the paper's numbers, and `claims` judges what it claims.  `planning` and `notebooks` say and do what
-a notebook would train, `cluster` elsewhere; `one_run` is a run by itself, `analysis` looks into
-trained models, and `speed` times everything.
+a notebook would train, `cluster` elsewhere; `one_run` is a run by itself, `tuning` searches the
+settings of every method alike, `across` compares profiles, `analysis` looks into trained models,
+and `speed` times everything.
 """
 
 from . import claims, printed, store
