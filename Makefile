@@ -10,6 +10,10 @@ GPU_PYTHON ?= $(BIN)/python
 GPU_DONE = build/gpu-tests $(patsubst %,results/bench/%-cuda.csv,training losses search data small)
 GPU_STEP = timeout --signal=INT --kill-after=9 530 $(GPU_PYTHON)
 FIRST = [linear, full, puma, adapter-stochastic, adapter, prompt-pool, adaptformer]
+TRIAL ?= photos-8
+TRIAL_METHODS = [linear, mlp3, vpt, prompt-pool, lora, adaptformer, adapter, adapter-stochastic, puma, full]
+IMBALANCE_METHODS = [full, linear, lora, adaptformer, adapter, adapter-stochastic, vpt, puma]
+TRIAL_RUN = $(or $(STEP),$(BIN)/python) -m pumalib run --profile
 PHOTOS_RUN = $(or $(STEP),$(BIN)/python) -m pumalib run --profile $(PHOTOS)
 
 quickstart: .venv/installed  ## train three models on this machine and compare them with the kept runs
@@ -41,12 +45,28 @@ photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/ph
 	$(PHOTOS_RUN) 18 -p 'factors=[1, 4]' -p 'methods=[full, adapter, adapter-stochastic, puma]'
 	$(PHOTOS_RUN) 17
 
+# 91 ends with settings, which go into the profiles (rows, photos-8* and photos-21k) before what follows it.
+trial: $(if $(STEP),,.venv/installed)  ## the trial in the order of docs/protocol.md: tuning, headline, convergence, imbalance, when PUMA wins; days on a CPU
+	$(TRIAL_RUN) $(TRIAL) 91
+	$(TRIAL_RUN) $(TRIAL) 06 -p 'methods=$(TRIAL_METHODS)'
+	$(TRIAL_RUN) $(TRIAL) 03 -p 'components=[single, conditional, static, stochastic, conditional + stochastic]'
+	$(TRIAL_RUN) $(TRIAL) 02 -p 'methods=[universal CurricularFace, Linear Emb., MLP-3 Emb., VPT, LoRA, AdaptFormer, PUMA]'
+	$(TRIAL_RUN) $(TRIAL) 18 -p 'factors=[1, 4]' -p 'methods=[linear, full, lora, adapter, puma]'
+	$(TRIAL_RUN) $(TRIAL) 91 -p 'checks=[mirroring, length, convergence]'
+	$(TRIAL_RUN) photos-21k 06 -p 'methods=[full, lora, adapter, puma]'
+	$(TRIAL_RUN) $(TRIAL)-reversed 06 -p 'methods=$(IMBALANCE_METHODS)'
+	$(TRIAL_RUN) $(TRIAL)-balanced 06 -p 'methods=$(IMBALANCE_METHODS)'
+	$(TRIAL_RUN) $(TRIAL) 19
+	$(TRIAL_RUN) $(TRIAL) 17
+
 gpu: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
-gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),.venv/installed)  ## on a GPU, in steps of 9 minutes: tests, the speed, `photos`
+gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),.venv/installed)  ## on a GPU, in steps of 9 minutes: tests, the speed, `photos`, the trial, a row of it in float32
 	$(GPU_PYTHON) -c 'import faiss, ipykernel, papermill, pooch, pydantic, pytest, pytorch_metric_learning; import torch; assert torch.cuda.is_available(), "torch sees no GPU"'
 	$(MAKE) $(GPU_DONE)
 	test -f results/photos-gpu/adaptation_methods.csv || $(GPU_STEP) -m pumalib run 06 --profile photos-gpu -p 'seeds=[0]' -p 'methods=$(FIRST)'
 	$(MAKE) photos PHOTOS=photos-gpu STEP='$(GPU_STEP)'
+	$(MAKE) trial STEP='$(GPU_STEP)'
+	$(GPU_STEP) -m pumalib train puma --profile $(TRIAL) -p precision=float32
 	@echo all done
 
 build/gpu-tests:
@@ -64,4 +84,4 @@ lab: .venv/installed  ## open JupyterLab
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements.txt
 	@touch $@
 
-.PHONY: quickstart study test site photos gpu lab
+.PHONY: quickstart study test site photos trial gpu lab

@@ -721,3 +721,51 @@ class TestSaved:
     def test_pyplot_keeps_none_else_a_notebook_shows_it_twice(self, name, benchmark):
         FIGURES[name](benchmark)
         assert plt.get_fignums() == []
+
+
+def search(row, harmonic, **more):
+    """A table of a search: one row at 1e-4 and 3e-4, at 8 epochs and seed 0."""
+    table = pd.DataFrame({"rate": [1e-4, 3e-4], "harmonic": harmonic})
+    fixed = {"row": row, "knob": "adapter_scale", "value": 0.1, "seed": 0, "epochs": 8}
+    return table.assign(**{**fixed, "mirrored": True, "chosen": False, **more})
+
+
+class TestTheTrial:
+    def test_curves_over_the_rate_on_one_scale_with_the_frozen_backbone(self):
+        table = pd.concat(
+            [
+                search("puma", [0.6, 0.7], chosen=[False, True]),
+                search("puma", [0.5, 0.55], value=1.0),
+                search("full", [0.4, 0.0]),
+            ]
+        )
+        figure = figures.tuning_curves(table, 0.5, 8)
+        puma, full = [axis for axis in figure.axes if axis.axison]
+        assert puma.get_title() == "puma\nadapter_scale: 0.1, 1"
+        assert puma.get_ylim() == full.get_ylim()
+        drawn = [list(line.get_ydata()) for line in puma.lines]
+        assert [60, 70] in [list(np.round(values, 9)) for values in drawn]
+        assert [50, 50] in drawn, "the frozen backbone"
+        ring = [line for line in puma.lines if line.get_markersize() == 11]
+        assert ring[0].get_xdata()[0] == 3e-4
+        # What is far below is drawn at the edge, with its number
+        assert [text.get_text() for text in full.texts] == ["0"]
+        assert full.get_ylim()[0] == 34
+
+    def test_where_it_wins_names_every_place_without_a_run(self):
+        columns = {"stage": "mini", "points": [3.0, -4.0], "low": [1.0, -5.0], "high": [6.0, -2.0]}
+        places = pd.DataFrame({**columns, "seeds": [3, 1]})
+        of_sets = places.assign(dataset=["birds_cub", "cars"], frozen=[40.0, 10.0])
+        small = places.assign(place=["1", "2"], aside=[False, True])
+        blank = pd.DataFrame({"place": ["4"], "points": [np.nan], "aside": [False]})
+        panels = dict.fromkeys("abcd", pd.concat([small, blank]))
+        figure = figures.where_it_wins(of_sets, panels, "told")
+        large, *others = figure.axes
+        assert [text.get_text() for text in large.texts][:2] == ["birds", "cars"]
+        assert {"mini", "mini, one seed"} == set(legend(figure))
+        assert bars(large)["mini"]["y"] == [3]
+        assert bars(large)["mini"]["high"] == [6]
+        for axis in others:
+            assert ticks(axis) == ["1", "2", "4"]
+            assert [text.get_text() for text in axis.texts] == ["no runs"]
+            assert axis.get_ylim() == others[0].get_ylim()

@@ -7,6 +7,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from pumalib import paths, study
-from pumalib.__main__ import main
+from pumalib import config, paths, study
+from pumalib.__main__ import main, run
 from pumalib.study import notebooks
 
 KEPT = [paths.ROOT / "results" / name for name in ("mini", "photos", "photos-96", "photos-gpu")]
@@ -251,6 +252,20 @@ def test_executed_notebooks_make_a_site(results, tmp_path):
         for stem in ("index", "02_two")
     ]
     assert "01_one.html" in pages[0] and "found in 02_two" in pages[1]
+
+
+def test_the_commands_of_make_trial_and_photos_ask_for_what_there_is():
+    arguments = ["make", "-n", "-o", ".venv/installed", "trial", "photos"]
+    done = subprocess.run(arguments, cwd=paths.ROOT, check=True, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if " -m pumalib run " in line]
+    assert len(lines) > 15
+    for line in lines:
+        given = shlex.split(line.partition(" -m pumalib run ")[2])
+        asked = run.make_context("run", given).params
+        wanted = notebooks.find(list(asked["names"]))
+        notebooks.parameters(wanted, asked["profile"], asked["values"])
+        if wanted[0].stem.startswith(("06", "18")):
+            assert set(asked["values"]["methods"]) <= set(config.METHODS)
 
 
 def test_the_rows_of_make_gpu_in_two_tiny_steps(results, tmp_path, monkeypatch):

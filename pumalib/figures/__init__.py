@@ -11,6 +11,7 @@ from .maps import embedding_map, field, heatmap, verdicts
 from .panels import accuracy_against_parameters, against, curves, gains, intervals
 from .pictures import Gap, Picture, Text, contact_sheet, picture_grid, retrieval_grid
 from .style import STYLE, save, use_style
+from .trial import tuning_curves, where_it_wins
 
 __all__ = [
     "COLOURS",
@@ -37,6 +38,8 @@ __all__ = [
     "picture_grid",
     "retrieval_grid",
     "save",
+    "tuning_curves",
     "use_style",
     "verdicts",
+    "where_it_wins",
 ]

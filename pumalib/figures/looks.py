@@ -161,6 +161,12 @@ LOOKS: dict[str, Look] = {
     "cars_196": Look(GREEN, "d"),
     "characters_omniglot": Look(PURPLE, "p"),
     "emoji_emojione": Look(BROWN, "h"),
+    # Stages: the images and the pretraining of a profile (19_when_puma_wins)
+    "8 drawn datasets (mini)": Look(BROWN, "o"),
+    "5 datasets at 96 px, ImageNet-1k": Look(SKY, "v"),
+    "5 datasets, ImageNet-1k": Look(BLUE, "s"),
+    "5 datasets, ImageNet-21k": Look(PURPLE, "D"),
+    "8 of photographs, ImageNet-21k": Look(GREEN, "^"),
     # Overall accuracies
     "unified": Look(BLUE, "X"),
     "harmonic": Look(ORANGE, "P"),

@@ -1,0 +1,267 @@
+"""The trial's own figures: every row's curve over the rate, and where PUMA wins."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from .looks import BLACK, FALSE, GREY, TRUE, Look, looks_of
+from .style import PAGE_WIDTH, empty_panels, finish, styled
+
+# Points of R@1 below the frozen backbone at which the scale of the curves ends.
+DEPTH = 15
+# How the values of a knob are drawn, the first and the second.
+LINES: tuple[Any, Any] = ("-", (0, (4, 2)))
+
+
+@styled
+def tuning_curves(tuned: pd.DataFrame, frozen: float, epochs: int) -> Figure:
+    """Harmonic R@1 over the rate, a panel per row, on one scale.
+
+    `tuned` as of `study.tuning.table`.  `frozen` is the frozen backbone's, a fraction, or NaN where
+    it is not known; `epochs` is the length of the search, whose curves are lines; longer trials are
+    dotted.  What ends far below the frozen backbone is drawn at the lower edge, with its number.
+    """
+    drawn = tuned.assign(percent=100 * tuned["harmonic"])
+    rows = list(drawn["row"].unique())
+    columns = min(5, len(rows))
+    lines = -(-len(rows) // columns)
+    height = 2.3
+    figure, axes = empty_panels(lines, columns, PAGE_WIDTH, height, extra=0.7)
+
+    bottom, top = _scale(drawn["percent"], 100 * frozen)
+    look = looks_of(rows)
+    for axis, row in zip(axes.flat, rows, strict=False):
+        part = drawn[drawn["row"] == row]
+        _draw_search(axis, part, look[row], epochs, bottom)
+        if np.isfinite(frozen):
+            axis.axhline(100 * frozen, color=GREY, linestyle="-.", linewidth=1)
+        axis.set_xscale("log")
+        axis.set(ylim=(bottom, top), xlim=_room_around(drawn["rate"]))
+        axis.set_title(f"{row}\n{part['knob'].iloc[0]}: {_values(part)}", fontsize=8)
+        axis.minorticks_off()
+    _only_outer_labels(axes, "base learning rate", "harmonic R@1 (%)")
+    finish(figure, axes)
+    handles = _meanings(drawn, epochs)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return figure
+
+
+def _draw_search(axis: Axes, part: pd.DataFrame, look: Look, epochs: int, bottom: float) -> None:
+    is_usual = part["epochs"] == epochs
+    mirrored = part.loc[is_usual & (part["seed"] == 0), "mirrored"].iloc[0]
+    is_alike = part["mirrored"] == mirrored
+    for value, line in zip(part["value"].unique(), LINES, strict=False):
+        mine = part[(part["value"] == value) & is_alike].sort_values("rate")
+        first = mine[(mine["seed"] == 0) & (mine["epochs"] == epochs)]
+        second = mine[(mine["seed"] == 1) & (mine["epochs"] == epochs)]
+        longer = mine[(mine["seed"] == 0) & (mine["epochs"] != epochs)]
+        axis.plot(first["rate"], first["percent"], color=look.colour, linestyle=line, marker=".")
+        hollow: dict[str, Any] = {"color": look.colour, "markerfacecolor": "white", "markersize": 5}
+        axis.plot(second["rate"], second["percent"], "o", zorder=3, **hollow)
+        for _, one in longer.groupby("epochs"):
+            axis.plot(
+                one["rate"], one["percent"], ":.", color=look.colour, linewidth=1, markersize=3
+            )
+
+    best = part[part["chosen"]]
+    if len(best):
+        ring: dict[str, Any] = {"markerfacecolor": "none", "color": BLACK, "markersize": 11}
+        axis.plot(best["rate"].iloc[0], best["percent"].mean(), "o", **ring)
+    _draw_what_is_below(axis, part, look, bottom)
+
+
+def _draw_what_is_below(axis: Axes, part: pd.DataFrame, look: Look, bottom: float) -> None:
+    """An arrow at each rate with numbers below the scale, and the lowest of them."""
+    for rate, lowest in part[part["percent"] < bottom].groupby("rate")["percent"].min().items():
+        axis.plot(rate, bottom + 0.8, "v", color=look.colour, markersize=4)
+        above: dict[str, Any] = {
+            "xytext": (0, 4),
+            "textcoords": "offset points",
+            "ha": "center",
+            "fontsize": 6.5,
+        }
+        axis.annotate(f"{lowest:.0f}", (rate, bottom + 0.8), **above)
+
+
+def _scale(percent: pd.Series, frozen: float) -> tuple[float, float]:
+    """From the lowest number, not far below the frozen backbone's, to the highest."""
+    low, high = percent.min(), percent.max()
+    if np.isfinite(frozen):
+        low = max(min(low, frozen), frozen - DEPTH)
+        high = max(high, frozen)
+    return low - 1, high + 2
+
+
+def _room_around(rates: pd.Series) -> tuple[float, float]:
+    return rates.min() / 1.6, rates.max() * 1.6
+
+
+def _values(part: pd.DataFrame) -> str:
+    """The values of a row's knob in the order of its lines."""
+    return ", ".join(f"{value:g}" for value in part["value"].unique())
+
+
+def _only_outer_labels(axes: np.ndarray, xlabel: str, ylabel: str) -> None:
+    """Labels at the left and below: what all panels share is written once a line."""
+    for line in axes:
+        line[0].set_ylabel(ylabel)
+        for axis in line[1:]:
+            axis.tick_params(labelleft=False)
+    for axis in axes.flat:
+        if axis.has_data():
+            axis.set_xlabel(xlabel, fontsize=8)
+
+
+def _meanings(tuned: pd.DataFrame, epochs: int) -> list[Line2D]:
+    ring: dict[str, Any] = {"markerfacecolor": "none", "linestyle": "none"}
+    handles = [
+        Line2D([], [], color=BLACK, linestyle=LINES[0], marker=".", label="knob's default"),
+        Line2D([], [], color=BLACK, linestyle=LINES[1], marker=".", label="its second value"),
+        Line2D([], [], color=GREY, linestyle="-.", linewidth=1, label="frozen backbone"),
+    ]
+    # What does not occur is not in the legend.
+    if (tuned["seed"] == 1).any():
+        handles.append(Line2D([], [], color=BLACK, marker="o", **ring, label="second seed"))
+    if tuned["chosen"].any():
+        large = {"markersize": 11, **ring}
+        handles.append(Line2D([], [], color=BLACK, marker="o", **large, label="chosen"))
+    if (tuned["epochs"] != epochs).any():
+        handles.append(Line2D([], [], color=BLACK, linestyle=":", linewidth=1, label="longer"))
+    return handles
+
+
+@styled
+def where_it_wins(
+    by_dataset: pd.DataFrame, panels: Mapping[str, pd.DataFrame], told: str = ""
+) -> Figure:
+    """PUMA minus full fine-tuning: by dataset against the frozen backbone, and four small panels.
+
+    `by_dataset` has a line per stage and dataset: stage, dataset, frozen (percent), points, low,
+    high and seeds.  A panel, by its title, has stage, place (in order), points, low, high, seeds
+    and `aside`, true for what was trained by another recipe, which is hollow and not joined; a
+    place without a run has NaN.  `told` stands in the large panel.
+    """
+    figure = plt.figure(figsize=(PAGE_WIDTH, 5.8))
+    # A notebook would show what pyplot keeps a second time.
+    plt.close(figure)
+    grid = figure.add_gridspec(2, 4, width_ratios=[1.3, 1.3, 1, 1])
+    large = figure.add_subplot(grid[:, :2])
+    small = [figure.add_subplot(grid[line, column]) for line in (0, 1) for column in (2, 3)]
+    stages = [by_dataset["stage"], *(panel["stage"] for panel in panels.values())]
+    look = looks_of(pd.concat(stages).dropna())
+
+    _draw_datasets(large, by_dataset, look)
+    _shade_sides(large)
+    _name_sides(large)
+    large.text(0.98, 0.02, told, transform=large.transAxes, ha="right", va="bottom", fontsize=8)
+    for axis, (title, panel) in zip(small, panels.items(), strict=True):
+        _draw_places(axis, panel, look)
+        axis.set_title(title, fontsize=9)
+        axis.tick_params(labelsize=8)
+    _one_scale(small)
+    for axis in small[::2]:
+        axis.set_ylabel("points, harmonic R@1", fontsize=8)
+    title = "PUMA minus full fine-tuning, in pairs, with 95% intervals"
+    return finish(figure, np.array([[large, *small]]), title)
+
+
+def _draw_datasets(axis: Axes, table: pd.DataFrame, look: Mapping[str, Look]) -> None:
+    for stage, part in table.groupby("stage", sort=False):
+        own = look[str(stage)]
+        _draw_points(axis, part["frozen"], part, own, label=str(stage))
+        beside: dict[str, Any] = {"xytext": (5, 2), "textcoords": "offset points", "fontsize": 6.5}
+        for one in part.itertuples():
+            name = str(one.dataset).partition("_")[0]
+            axis.annotate(name, (one.frozen, one.points), color=own.colour, **beside)
+    if len(table):
+        axis.set_xscale("log")
+        # Room for the names at the right.
+        axis.set_xlim(table["frozen"].min() / 1.2, table["frozen"].max() * 1.35)
+        axis.set_xticks([5, 10, 20, 40, 80], ["5", "10", "20", "40", "80"])
+        axis.minorticks_off()
+    axis.set_xlabel("R@1 (%) of the frozen backbone (low: far from its pretraining)")
+    axis.set_ylabel("points of R@1 on a dataset")
+    axis.set_title("By dataset, all training images", fontsize=9)
+
+
+def _draw_places(axis: Axes, panel: pd.DataFrame, look: Mapping[str, Look]) -> None:
+    """Points at named places, those of a stage joined by a line."""
+    places = list(panel["place"].unique())
+    for stage, part in panel.dropna(subset=["points"]).groupby("stage", sort=False):
+        own = look[str(stage)]
+        x = part["place"].map(places.index)
+        aside = part["aside"]
+        axis.plot(x[~aside], part["points"][~aside], color=own.colour, linewidth=1)
+        _draw_points(axis, x[~aside], part[~aside], own)
+        _draw_points(axis, x[aside], part[aside], own, hollow=True)
+    kept = panel.groupby("place", sort=False)["points"].count()
+    for number, place in enumerate(places):
+        if kept[place] == 0:
+            axis.text(
+                number, 0, "no runs", rotation=90, ha="center", va="bottom", fontsize=7, color=GREY
+            )
+    axis.set_xlim(-0.5, len(places) - 0.5)
+    axis.set_xticks(range(len(places)), places)
+    axis.grid(axis="x", visible=False)
+
+
+def _draw_points(
+    axis: Axes,
+    x: pd.Series,
+    part: pd.DataFrame,
+    look: Look,
+    *,
+    label: str = "",
+    hollow: bool = False,
+) -> None:
+    """Differences with their intervals; of one seed, or `hollow`, with an empty marker."""
+    kinds = {"": part["seeds"] > 1, ", one seed": part["seeds"] == 1}
+    for kind, mine in kinds.items():
+        if not mine.any():
+            continue
+        y = part["points"][mine]
+        spread = np.stack([y - part["low"][mine], part["high"][mine] - y])
+        style: dict[str, Any] = {"elinewidth": 1, "ecolor": (look.colour, 0.5), "markersize": 5.5}
+        if hollow or kind:
+            style["markerfacecolor"] = "white"
+        if label:
+            style["label"] = label + kind
+        axis.errorbar(x[mine], y, spread, fmt=look.marker, color=look.colour, **style)
+
+
+def _shade_sides(axis: Axes) -> None:
+    """Green above zero and orange below it, both of which are in sight."""
+    low, high = axis.get_ylim()
+    low = min(low, -0.1 * abs(high))
+    high = max(high, 0.1 * abs(low))
+    axis.axhspan(0, high, color=TRUE, alpha=0.06, linewidth=0)
+    axis.axhspan(low, 0, color=FALSE, alpha=0.06, linewidth=0)
+    axis.axhline(0, color=BLACK, linewidth=1)
+    axis.set_ylim(low, high)
+
+
+def _name_sides(axis: Axes) -> None:
+    low, high = axis.get_ylim()
+    beside: dict[str, Any] = {"transform": axis.get_yaxis_transform(), "weight": "bold"}
+    inset = 0.02 * (high - low)
+    axis.text(0.02, high - inset, "PUMA is ahead", color=TRUE, va="top", **beside)
+    below = low + inset
+    axis.text(0.02, below, "full fine-tuning is ahead", color=FALSE, va="bottom", **beside)
+
+
+def _one_scale(axes: Sequence[Axes]) -> None:
+    """One scale of points for all, with zero in sight."""
+    limits = [axis.get_ylim() for axis in axes if axis.containers]
+    low = min([limit[0] for limit in limits], default=-1.0)
+    high = max([limit[1] for limit in limits], default=1.0)
+    for number, axis in enumerate(axes):
+        axis.set_ylim(low, high)
+        _shade_sides(axis)
+        if number % 2:
+            axis.tick_params(labelleft=False)

@@ -1,0 +1,95 @@
+"""Comparisons of what is kept across profiles; nothing is trained here."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from ..config import Profile, Run
+from ..training import run_folder
+from . import runs, store
+
+# Resamples behind a correlation's interval.
+DRAWS = 2000
+
+
+def kept_seeds(run: Run, profile: Profile) -> list[str]:
+    """The names of the kept runs that are `run` at one of the profile's seeds.
+
+    Raises store.NotKept where there is none, ValueError or OSError where its data or weights are
+    not on this machine, so that its name cannot be told.
+    """
+    kept = store.read(profile.name)
+    names = [run_folder.run_name(replace(run, seed=seed)) for seed in profile.seeds]
+    found = [name for name in names if name in kept]
+    if not found:
+        raise store.NotKept(f"{profile.name}: no run of {run.method.name} as it is wanted is kept")
+    return found
+
+
+def gain(ours: Run, theirs: Run, profile: Profile) -> pd.DataFrame:
+    """R@1 of one run minus another's over the seeds that both have, in points.
+
+    A row per dataset, "unified" and "harmonic"; columns points, low, high (95 %), seeds, and the
+    names `ours` and `theirs`.  Errors as of `kept_seeds`, and runs.NotTestable where no seed is
+    common.
+    """
+    our_names = kept_seeds(ours, profile)
+    their_names = kept_seeds(theirs, profile)
+    common = _seeds(our_names, profile.name) & _seeds(their_names, profile.name)
+    difference = runs.difference(our_names, their_names, profile.name)
+    table = 100 * difference[["value", "low", "high"]]
+    table = table.rename(columns={"value": "points"})
+    return table.assign(
+        seeds=len(common),
+        ours=_at(our_names, common, profile.name),
+        theirs=_at(their_names, common, profile.name),
+    )
+
+
+def _seeds(names: Collection[str], profile: str) -> set[int]:
+    return {runs.run_of(name, profile).seed for name in names}
+
+
+def _at(names: Sequence[str], seeds: Collection[int], profile: str) -> str:
+    """The names of some seeds, as a cell of a CSV."""
+    return " ".join(name for name in names if runs.run_of(name, profile).seed in seeds)
+
+
+def accuracies(run: Run, profile: Profile) -> pd.Series:
+    """R@1 in percent by dataset, mean of the kept seeds; errors as of `kept_seeds`."""
+    tables = []
+    for name in kept_seeds(run, profile):
+        lines = pd.DataFrame(store.record(name, profile.name)["table"])
+        tables.append(100 * lines.set_index("dataset")["R@1"])
+    return pd.concat(tables, axis=1).mean(axis=1)
+
+
+def rank_correlation(
+    x: Sequence[float], y: Sequence[float], groups: Sequence[str], seed: int = 0
+) -> tuple[float, float, float]:
+    """Spearman's correlation with a 95 % interval, groups drawn with replacement.
+
+    Points of one group, as one dataset under two backbones, are drawn together.  The interval is
+    NaN with fewer than four groups, and the correlation with fewer than three points.
+    """
+    frame = pd.DataFrame({"x": list(x), "y": list(y), "group": list(groups)})
+    if len(frame) < 3:
+        return np.nan, np.nan, np.nan
+    value = float(stats.spearmanr(frame["x"], frame["y"]).statistic)
+    parts = [part[["x", "y"]].to_numpy() for _, part in frame.groupby("group")]
+    if len(parts) < 4:
+        return value, np.nan, np.nan
+
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for _ in range(DRAWS):
+        chosen = rng.integers(len(parts), size=len(parts))
+        points = np.concatenate([parts[number] for number in chosen])
+        # One point alone has no ranks to compare.
+        if len(np.unique(points[:, 0])) > 1 and len(np.unique(points[:, 1])) > 1:
+            drawn.append(stats.spearmanr(points[:, 0], points[:, 1]).statistic)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return value, float(low), float(high)
