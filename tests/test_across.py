@@ -24,7 +24,7 @@ def names(tmp_path, monkeypatch):
 
 def test_a_gain_is_of_the_seeds_that_both_have(names):
     gain = across.gain(RUNS["puma"], RUNS["linear"], SEVERAL)
-    expected = study.runs.difference([names["puma"]], [names["linear"]], "test")
+    expected = study.contrasts.difference([names["puma"]], [names["linear"]], "test")
     assert gain["points"].to_numpy() == pytest.approx(100 * expected["value"].to_numpy())
     assert set(gain["seeds"]) == {1}
     assert set(gain["ours"]) == {names["puma"]}
@@ -88,7 +88,7 @@ def test_every_kept_difference_is_that_of_its_runs(file, monkeypatch):
     table = pd.read_csv(file)
     assert len(table)
     for (profile, ours, theirs), lines in table.groupby(["profile", "ours", "theirs"]):
-        again = 100 * study.runs.difference(ours.split(), theirs.split(), profile)
+        again = 100 * study.contrasts.difference(ours.split(), theirs.split(), profile)
         again = again.loc[lines["dataset"], ["value", "low", "high"]]
         drawn = lines[["points", "low", "high"]]
         np.testing.assert_allclose(drawn, again, atol=1e-3, err_msg=f"{profile}: {ours}")

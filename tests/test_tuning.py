@@ -251,6 +251,13 @@ def keep(trial, profile, rate):
     store.add({"name": training.run_name(run), **record}, profile.name)
 
 
+def fail(trial, profile):
+    run = tuning.run_for(trial, profile)
+    happened = {"where": "epoch 1, batch 2", "what": "the loss is nan"}
+    record = {"run": json.loads(run.to_json()), "environment": {"device": "cpu"}, **happened}
+    store.add_failure({"name": training.run_name(run), **record}, profile.name)
+
+
 class TestReplay:
     SEARCH = Search(("linear",), (1e-4, 3e-4), checks=())
 
@@ -264,7 +271,8 @@ class TestReplay:
         name = training.run_name(tuning.run_for(grid[-1], profile))
         assert progress.missing == {grid[-1]: name}
 
-        lost = tuning.replay(self.SEARCH, profile, not_finite=[name])
+        fail(grid[-1], profile)
+        lost = tuning.replay(self.SEARCH, profile)
         assert lost.scores[grid[-1]] == 0
         assert lost.missing
         table = tuning.table(self.SEARCH, lost, profile)
@@ -274,21 +282,21 @@ class TestReplay:
     def test_rounds_train_until_nothing_is_wanted(self, profile, monkeypatch):
         wrecked = tuning.wanted(self.SEARCH, {})[1]
 
-        def run_all(rows, asked):
+        def run_all(rows, asked, may_fail):
+            assert may_fail == rows, "a search has a use for what fails"
             for run in rows.values():
                 run = replace(run, seed=asked.seeds[0])
                 if run == tuning.run_for(wrecked, profile):
-                    raise training.NonFiniteLoss
+                    fail(wrecked, profile)
+                    continue
                 setting = Setting(run.training.lr, run.training.loss_lr_factor)
                 keep(Trial("linear", setting, run.seed), profile, 0.5)
 
         monkeypatch.setattr(tuning, "run_all", run_all)
-        lost = set()
         progress = tuning.replay(self.SEARCH, profile)
         while progress.missing:
-            lost |= tuning.train(progress.missing, profile)
-            progress = tuning.replay(self.SEARCH, profile, lost)
-        assert lost == {training.run_name(tuning.run_for(wrecked, profile))}
+            tuning.train(progress.missing, profile)
+            progress = tuning.replay(self.SEARCH, profile)
         assert progress.scores[wrecked] == 0
         assert set(tuning.chosen(self.SEARCH, progress.scores)) == {"linear"}
 
@@ -320,9 +328,9 @@ class TestTable:
         assert tuning.at_edge(constructed(1e-2)) == ["linear"], "the series ends there"
 
     def test_a_profile_can_read_the_chosen_settings(self):
-        block = tuning.yaml_rows({"puma": Setting(3e-5, 1.0), "linear": Setting(1e-3, 1e4)})
+        block = tuning.yaml_tuned({"puma": Setting(3e-5, 1.0), "linear": Setting(1e-3, 1e4)})
         assert yaml.safe_load(block) == {
-            "rows": {
+            "tuned": {
                 "puma": {"lr": 3e-5, "adapter_scale": 1},
                 "linear": {"lr": 1e-3, "loss_lr_factor": 10000},
             }

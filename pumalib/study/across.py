@@ -9,7 +9,7 @@ from scipy import stats
 
 from ..config import Profile, Run
 from ..training import run_folder
-from . import runs, store
+from . import contrasts, runs, store
 
 # Resamples behind a correlation's interval.
 DRAWS = 2000
@@ -33,13 +33,13 @@ def gain(ours: Run, theirs: Run, profile: Profile) -> pd.DataFrame:
     """R@1 of one run minus another's over the seeds that both have, in points.
 
     A row per dataset, "unified" and "harmonic"; columns points, low, high (95 %), seeds, and the
-    names `ours` and `theirs`.  Errors as of `kept_seeds`, and runs.NotTestable where no seed is
-    common.
+    names `ours` and `theirs`.  Errors as of `kept_seeds`, and contrasts.NotTestable where no seed
+    is common.
     """
     our_names = kept_seeds(ours, profile)
     their_names = kept_seeds(theirs, profile)
     common = _seeds(our_names, profile.name) & _seeds(their_names, profile.name)
-    difference = runs.difference(our_names, their_names, profile.name)
+    difference = contrasts.difference(our_names, their_names, profile.name)
     table = 100 * difference[["value", "low", "high"]]
     table = table.rename(columns={"value": "points"})
     return table.assign(

@@ -5,14 +5,14 @@ judges scores are pure functions, so that a search goes on by itself from the ru
 (`replay`), and is tested without any training.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from .. import config, training
+from .. import config
 from ..config import Profile, Run, Training
 from ..training import run_folder
 from . import store
@@ -359,13 +359,14 @@ class Progress:
     missing: dict[Trial, str]
 
 
-def replay(search: Search, profile: Profile, not_finite: Collection[str] = ()) -> Progress:
+def replay(search: Search, profile: Profile) -> Progress:
     """Go through the search by the kept runs of a profile, as far as they lead.
 
-    `not_finite` are names of runs whose loss was not finite: they count as 0.  Kept runs that the
-    rule does not ask for do not count, so that every row has the same search.
+    Runs whose loss was not finite count as 0.  Kept runs that the rule does not ask for do not
+    count, so that every row has the same search.
     """
     kept = store.read(profile.name)
+    failed = store.failures(profile.name)
     done = Progress({}, {}, {})
     while not done.missing:
         asked = wanted(search, done.scores)
@@ -375,7 +376,7 @@ def replay(search: Search, profile: Profile, not_finite: Collection[str] = ()) -
             name = run_folder.run_name(run_for(trial, profile))
             if name in kept:
                 done.scores[trial] = _accuracy(kept[name], "harmonic")
-            elif name in not_finite:
+            elif name in failed:
                 done.scores[trial] = 0.0
             else:
                 done.missing[trial] = name
@@ -397,30 +398,14 @@ def _accuracy(record: Mapping, dataset: str) -> float:
     return next(line["R@1"] for line in record["table"] if line["dataset"] == dataset)
 
 
-def train(trials: Iterable[Trial], profile: Profile) -> set[str]:
-    """Train what a search waits for; returns the names of runs whose loss was not finite."""
+def train(trials: Iterable[Trial], profile: Profile) -> None:
+    """Train what a search waits for; that a loss was not finite is kept, and counts as 0."""
     by_seed: dict[int, dict[str, Run]] = {}
     for trial in trials:
         by_seed.setdefault(trial.seed, {})[label(trial)] = run_for(trial, profile)
-    lost = set()
     for seed, rows in by_seed.items():
         at_seed = replace(profile, seeds=(seed,), side_seeds=())
-        try:
-            run_all(rows, at_seed)
-        except training.NonFiniteLoss:
-            # One of them; the others are wanted all the same.
-            lost |= _train_each(rows, at_seed)
-    return lost
-
-
-def _train_each(rows: Mapping[str, Run], profile: Profile) -> set[str]:
-    lost = set()
-    for row, run in rows.items():
-        try:
-            run_all({row: run}, profile)
-        except training.NonFiniteLoss:
-            lost.add(run_folder.run_name(run))
-    return lost
+        run_all(rows, at_seed, may_fail=rows)
 
 
 def label(trial: Trial) -> str:
@@ -508,9 +493,9 @@ def at_edge(tuned: pd.DataFrame) -> list[str]:
     return found
 
 
-def yaml_rows(settings: Mapping[str, Setting]) -> str:
-    """The block `rows:` of a profile that has each row at its setting."""
-    lines = ["rows:"]
+def yaml_tuned(settings: Mapping[str, Setting]) -> str:
+    """The block `tuned:` of a profile that has each row at its setting."""
+    lines = ["tuned:"]
     for row, (rate, value) in settings.items():
         knob = knob_of(row).name
         lines.append(f"  {row}: {{lr: {_yaml_number(rate)}, {knob}: {_yaml_number(value)}}}")
