@@ -104,6 +104,19 @@ def test_a_difference_has_the_variance_of_all_stable_rows():
     assert found.at["unified", "error"] == pytest.approx(expected)
 
 
+def test_seeds_of_a_row_that_were_kept_before_a_setting_are_of_the_row(monkeypatch):
+    ours = keep_row("ours", [0, 0.1])
+    older = {key: value for key, value in RUN.items() if key != "data"}
+    older["data"] = {key: value for key, value in RUN["data"].items() if key != "split"}
+    assert older != RUN
+    monkeypatch.setattr("test_contrasts.RUN", older)
+    ours.append(keep("ours", 2, dict.fromkeys(CLASSES, 0.4)))
+    spread = seeds.spread(dict(enumerate(ours)), "test", Averages())
+    assert set(spread.freedom) == {2}
+    expected = accuracies(ours)["unified"].var(ddof=1)
+    assert spread.variance["unified"] == pytest.approx(expected)
+
+
 def test_a_row_beside_itself_has_no_spread_and_a_new_run_is_seen():
     ours = keep_row("ours", [0, 0.05, -0.05])
     same = contrasts.difference(ours, ours, "test")

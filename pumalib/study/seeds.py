@@ -5,7 +5,6 @@ profile that were tested on the same queries help each other (`evaluation.pooled
 keeping further rows can change an interval a little.
 """
 
-import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from .. import evaluation
+from ..config import Run
 from ..evaluation import Averages, Spread
 from . import store
 
@@ -68,9 +68,12 @@ def _queries(record: dict[str, Any]) -> Queries:
 
 
 def _settings(record: dict[str, Any]) -> str:
-    """The settings of a run but its seed, as text."""
-    settings = {key: value for key, value in record["run"].items() if key != "seed"}
-    return json.dumps(settings, sort_keys=True)
+    """A hash of all settings of a run but its seed.
+
+    Settings that there were not yet when it was kept have their neutral values.
+    """
+    run = Run.from_dict(record["run"] | {"seed": 0})
+    return run.identity(str(run.data.split), run.pretrained)
 
 
 def _accuracies(record: dict[str, Any], averages: Averages) -> dict[str, float]:
