@@ -15,10 +15,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .config import Data, Run
+from . import export, paths
+from .config import METHODS, Data, Run
 from .data import Benchmark, batches
 from .data.images import ImageError, View, decode, normalise, pixels
-from .models import EmbeddingModel, backbones, load_model
+from .models import EmbeddingModel, backbones, build, load_model, save_whole
 from .progress import bar
 
 # Images that pass the network at a time where a benchmark is embedded.
@@ -27,15 +28,42 @@ _BATCH = 256
 _SHOWN_AS_THEY_ARE = "mini"
 
 
+# Trained models that come with the package, by name: folders of `kept`, with a card each.
+KEPT = ("mini",)
+
+
 def load(
     folder: str | Path, pretrained: str | Path | None = None, device: str | torch.device = "cpu"
 ) -> "Embedder":
-    """Load the trained model of a run's folder, ready to embed.
+    """Load a trained model, ready to embed: of a run's folder, or by its name in `KEPT`.
 
-    Arguments and errors are those of `models.load_model`.
+    Arguments and errors are else those of `models.load_model`.
     """
+    if folder in KEPT:
+        folder = Path(__file__).parent / "kept" / folder
     model, run = load_model(folder, pretrained)
     return Embedder(model.to(device), run)
+
+
+def frozen(
+    backbone: str,
+    pretrained: str | Path = "hub",
+    image_size: int = 224,
+    device: str | torch.device = "cpu",
+) -> "Embedder":
+    """Make an embedder of a backbone as it comes, with nothing trained.
+
+    Its embeddings are the backbone's own features, of length 1.  Arguments and errors are as of
+    `models.backbones.create`; images are shown as those of folders are.
+    """
+    run = Run(
+        data=Data(benchmark="folders", image_size=image_size),
+        backbone=backbone,
+        pretrained=str(pretrained),
+        method=METHODS["pretrained"],
+    )
+    model = build(run.method, backbone, run.dim, pretrained=pretrained, image_size=image_size)
+    return Embedder(model.to(device).eval(), run)
 
 
 # ---- a benchmark's images
@@ -142,6 +170,29 @@ class Embedder:
 
         found = self._read(images, batch_size, progress, workers)
         return self._embedded(map(_all_or_raise, found), as_pixels=True)
+
+    def save(self, folder: str | Path, about: str = "", half: bool = False) -> Path:
+        """Write the whole model into a folder that `load` takes on any machine; return the folder.
+
+        It holds `model.safetensors`, backbone included (4 bytes a parameter, with `half` 2: 87 or
+        43 MB for a ViT-S), `config.json`, and a card `README.md` that ends with the text `about`.
+        A relative folder is one of the project's.  Raises OSError where it cannot be written.
+        """
+        place = paths.resolve(folder)
+        dtype = torch.float16 if half else torch.float32
+        save_whole(self.model, self.run, place, dtype)
+        export.write_folder(self.model, self.run, self.view, place, about)
+        return place
+
+    def to_onnx(self, file: str | Path) -> Path:
+        """Write the model as ONNX, compared with torch; return the file.
+
+        A relative file is one of the project's.  Input, output, metadata and errors are as of
+        `export.write_onnx`.
+        """
+        place = paths.resolve(file)
+        export.write_onnx(self.model, self.view, place)
+        return place
 
     def embed_readable(
         self, images: Any, batch_size: int = 64, progress: bool = True, *, workers: int = 0

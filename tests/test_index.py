@@ -12,6 +12,7 @@ import torch
 from PIL import Image, ImageOps
 
 from pumalib import config, index, models, paths
+from pumalib import embedder as embedder_module
 from pumalib.embedder import Embedder
 from pumalib.index import Counts, FolderIndex
 
@@ -58,7 +59,7 @@ def store(tmp_path):
 @pytest.fixture
 def embedded(monkeypatch):
     """The names of the files that were decoded to be embedded."""
-    decode = index.decode
+    decode = embedder_module.decode
     names = []
 
     def noted(source, upright=False):
@@ -66,7 +67,7 @@ def embedded(monkeypatch):
             names.append(source.name)
         return decode(source, upright)
 
-    monkeypatch.setattr(index, "decode", noted)
+    monkeypatch.setattr(embedder_module, "decode", noted)
     return names
 
 

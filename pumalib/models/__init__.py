@@ -5,9 +5,9 @@ Read `puma` for the idea, and `parts` for how to add a part of your own.
 """
 
 from . import backbones
-from .embedding import EmbeddingModel, build, count_parameters
+from .embedding import EmbeddingModel, count_parameters
 from .parts import part_settings
-from .saved import load_model, save, trainable_state
+from .saved import build, load_model, save, save_whole, trainable_state
 
 __all__ = [
     "EmbeddingModel",
@@ -17,5 +17,6 @@ __all__ = [
     "load_model",
     "part_settings",
     "save",
+    "save_whole",
     "trainable_state",
 ]
