@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .api import list_methods as list_methods
     from .api import list_models as list_models
     from .api import load as load
+    from .api import read_scores as read_scores
     from .api import train as train
 
 _FUNCTIONS = [
@@ -29,6 +30,7 @@ _FUNCTIONS = [
     "list_methods",
     "list_models",
     "load",
+    "read_scores",
     "train",
 ]
 _LIBRARY = [

@@ -120,7 +120,8 @@ def run(
     from . import config
     from .study import notebooks
 
-    wanted = notebooks.parameters(notebooks.find(list(names)), profile, values)
+    profile = _profile(profile)
+    wanted = notebooks.parameters(notebooks.find(list(names)), profile, _from_shell(values))
     if plan:
         text, complete = notebooks.plan(wanted)
         click.echo(text)
@@ -168,10 +169,11 @@ def train(
         if name in values:
             raise click.UsageError(f"-p {name} is for several runs; this is one, see --seed")
 
-    from . import config
-    from .study import one_run
+    from . import config, training
+    from .study import one_run, store
 
-    chosen = config.profile(profile, **values)
+    values = _from_shell(values)
+    chosen = config.profile(_profile(profile), **values)
     if one_run.is_kept(method, chosen.name):
         if values or settings or loss is not None or seed is not None:
             raise click.UsageError(
@@ -182,10 +184,40 @@ def train(
         config.method(method, **settings)  # refuses what is no setting of a method
         new = chosen.run(method, loss=loss, seed=seed, **settings)
         report = one_run.train_new(new, chosen.name)
+        if report is not None:
+            training.warn_if_below(new, store.folder(training.run_name(new), chosen.name))
     if report is None:  # of another process
         return 0
     click.echo(report.text)
     return int(not report.agrees)
+
+
+def _profile(name: str) -> str:
+    """A profile's name, or its file as the shell means it where it has such a file."""
+    from . import paths
+
+    near = _absolute(name)
+    if name.endswith((".yaml", ".yml")) and near.is_file() and near != paths.resolve(name):
+        return str(near)
+    return name
+
+
+def _from_shell(values: dict[str, Any]) -> dict[str, Any]:
+    """Changes of a profile, in which paths are as the shell means them where it has them.
+
+    Else they are the project's, and stay as they were given.
+    """
+    from . import paths
+
+    changed = dict(values)
+    for name in ("root", "split", "pretrained"):
+        given = values.get(name)
+        if not isinstance(given, str) or given in ("hub", "embedded", "random"):
+            continue
+        near = _absolute(given)
+        if near.exists() and near != paths.resolve(given):
+            changed[name] = str(near)
+    return changed
 
 
 # ---- a folder of images and a model
@@ -489,10 +521,9 @@ def data(
 
     Without the names of datasets: all.
     """
-    from . import paths
     from .data import download, images, prepared, read
 
-    folder = paths.resolve(root)
+    folder = _known_path(root)
     names = list(datasets) if datasets else None
     if action == "status":
         click.echo(download.status(folder).to_string())

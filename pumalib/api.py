@@ -66,7 +66,8 @@ def train(
 
     `run` is a `config.Run`; or a profile, its name, file or `config.Profile`, of which `method` is
     trained, with `changes` as of `Profile.run`: `seed=1`, `loss="ms"`, `adapter_rank=64`.  `folder`
-    is by default in `paths.RESULTS`, named by what the run is.  A finished run is only read.
+    is by default in `paths.RESULTS`, named by what the run is.  A finished run is only read.  On
+    folders of your own a warning says where the frozen backbone finds more than the trained model.
 
     Raises ValueError for what cannot be trained, `training.NonFiniteLoss` where a loss or weight is
     no longer finite, OSError where data or weights are missing or the folder cannot be written.
@@ -90,7 +91,23 @@ def train(
     run_folder.make(place)
     # Another process that wants the same run waits, and finds it finished.
     with FileLock(place / run_folder.LOCK):
-        return training.train(chosen, place)
+        training.train(chosen, place)
+    training.warn_if_below(chosen, place)
+    return place
+
+
+def read_scores(folder: str | Path) -> pd.DataFrame:
+    """The accuracies of a trained run's model on its test classes, as `evaluate` gives them.
+
+    A row per dataset, unified and harmonic.  Raises ValueError where the run is not finished.
+
+    >>> import pumalib
+    >>> scores = pumalib.read_scores(pumalib.train("smoke", "linear", seed=1))
+    >>> list(scores.index)
+    ['photos', 'aircraft', 'flowers', 'unified', 'harmonic']
+    """
+    record = run_folder.read_record(paths.resolve(folder))
+    return pd.DataFrame(record["table"]).set_index("dataset")
 
 
 def _whole(run: config.Run, method: str | config.Method | None, changes: dict) -> config.Run:

@@ -46,6 +46,9 @@ def preprocessing(view: View) -> dict[str, Any]:
 class _FromPixels(nn.Module):
     """The network with the normalisation before it: uint8 (B, 3, size, size) to (B, dim)."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, model: EmbeddingModel, view: View):
         super().__init__()
         self.model = model
@@ -75,7 +78,7 @@ def write_onnx(model: EmbeddingModel, view: View, file: Path) -> float:
     rng = np.random.default_rng(0)
     size = view.settings.image_size
     pixels = rng.integers(0, 256, (COMPARED, 3, size, size), dtype=np.uint8)
-    program = torch.onnx.export(
+    program: Any = torch.onnx.export(
         network,
         (torch.from_numpy(pixels[:2]),),
         input_names=["pixels"],

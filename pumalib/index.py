@@ -347,7 +347,7 @@ class FolderIndex:
 
 def _with_breadth(index: Any) -> Any:
     """An approximate index that searches as far as is said above."""
-    inner = faiss.downcast_index(index.index)
+    inner: Any = faiss.downcast_index(index.index)
     if isinstance(inner, faiss.IndexIVF):
         inner.nprobe = PROBES
     else:

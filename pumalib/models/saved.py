@@ -166,7 +166,7 @@ def build(
     it, and the head where it has the same shape.  Raises ValueError where the two backbones differ,
     or `method` has not the same parts.
     """
-    start = _model_folder(pretrained)
+    start = model_folder(pretrained)
     model = embedding.build(
         method,
         backbone,
@@ -181,7 +181,7 @@ def build(
     return model
 
 
-def _model_folder(pretrained: str | bool | Path | None) -> Path | None:
+def model_folder(pretrained: str | bool | Path | None) -> Path | None:
     """The folder of a trained model, where `pretrained` is one."""
     if pretrained in (None, True, False, "embedded", "hub", "random"):
         return None
