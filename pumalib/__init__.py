@@ -42,9 +42,9 @@ _LIBRARY = [
     "index",
     "losses",
     "models",
-    "pages",
     "paths",
     "progress",
+    "search_page",
     "training",
 ]
 _STUDY = ["figures", "study"]  # these need the checkout

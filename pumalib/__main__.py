@@ -392,19 +392,19 @@ def search(  # noqa: PLR0917 - click gives them by name
     page: Path | None,
 ) -> None:
     """Find the images of an indexed folder that are nearest to each IMAGE, by cosine."""
-    from . import pages
+    from . import search_page
 
     found = _folder_index(folder, model, pretrained, store, kind)
     answers = []
     for query in queries:
         file = _absolute(query)
-        answer = pages.Answer(file, found.search(file, k))
+        answer = search_page.Answer(file, found.search(file, k))
         answers.append(answer)
         click.echo(query)
         for place in answer.found.itertuples():
             click.echo(f"  {place.cosine:.3f}  {place.path}")
     if page is not None:
-        pages.write(answers, folder, page, f"{folder.name}: {len(found.table):,} images")
+        search_page.write(answers, folder, page, f"{folder.name}: {len(found.table):,} images")
         click.echo(f"page {page}")
 
 

@@ -16,7 +16,7 @@ ROOMS = [
     "export",
     "embedder",
     "index",
-    "pages",
+    "search_page",
     "training",
     "study",
     "figures",

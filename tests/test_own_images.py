@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import pumalib
-from pumalib import config, index, pages, paths
+from pumalib import config, index, paths, search_page
 from pumalib.__main__ import main
 from pumalib.training import frozen
 
@@ -155,7 +155,9 @@ def test_a_page_has_small_pictures_and_escaped_names(tmp_path):
     name = '<b>&"x.png'
     Image.new("RGB", (2000, 1000), "red").save(tmp_path / name)
     found = pd.DataFrame({"path": [name, "gone.png"], "cosine": [0.5, 0.25]})
-    pages.write([pages.Answer(tmp_path / name, found)], tmp_path, tmp_path / "p.html", "a < b")
+    search_page.write(
+        [search_page.Answer(tmp_path / name, found)], tmp_path, tmp_path / "p.html", "a < b"
+    )
     page = (tmp_path / "p.html").read_text()
     assert "<b>" not in page and "&lt;b&gt;&amp;&quot;x.png" in page
     assert "<title>a &lt; b</title>" in page
@@ -170,9 +172,9 @@ def test_a_page_has_small_pictures_and_escaped_names(tmp_path):
 
 def test_a_page_is_never_huge(tmp_path):
     found = pd.DataFrame({"path": ["x.png"] * 3000, "cosine": 0.5})
-    answer = pages.Answer(tmp_path / "x.png", found)
+    answer = search_page.Answer(tmp_path / "x.png", found)
     with pytest.raises(ValueError, match="3,001 pictures are too many .* at most 2,500: ask for"):
-        pages.write([answer], tmp_path, tmp_path / "p.html", "x")
+        search_page.write([answer], tmp_path, tmp_path / "p.html", "x")
     assert not list(tmp_path.iterdir())
 
 
