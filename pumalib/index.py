@@ -295,8 +295,7 @@ class FolderIndex:
         vectors = self.vectors()
         built.train(vectors)
         built.add_with_ids(vectors, self.table.index.to_numpy())
-        with paths.written_whole(self._approximate_file) as temporary:
-            faiss.write_index(built, str(temporary))
+        _write_faiss(built, self._approximate_file)
         self._searched = _with_breadth(built)
 
     @property
@@ -319,8 +318,7 @@ class FolderIndex:
         Should the machine stop between the two, `_read` drops what is in only one of them.
         """
         self._searched = self._vectors
-        with paths.written_whole(self.store / INDEX_FILE) as temporary:
-            faiss.write_index(self._vectors, str(temporary))
+        _write_faiss(self._vectors, self.store / INDEX_FILE)
         with paths.written_whole(self.store / TABLE_FILE) as temporary:
             self.table.to_csv(temporary)
 
@@ -343,6 +341,14 @@ class FolderIndex:
         self._vectors = vectors
         self.table = table[table.index.isin(numbers)]
         self._searched = self._find_approximate() or self._vectors
+
+
+def _write_faiss(index: Any, file: Path) -> None:
+    with paths.written_whole(file) as temporary, temporary.open("wb") as opened:
+        # By Python's file: given a path, faiss does not notice that the last bytes of an index did
+        # not fit on the disk.
+        writer = faiss.PyCallbackIOWriter(opened.write)  # type: ignore[attr-defined]
+        faiss.write_index(index, writer)
 
 
 def _with_breadth(index: Any) -> Any:

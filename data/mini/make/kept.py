@@ -26,7 +26,9 @@ two-byte weights of this folder:
 
 ## Licence
 
-MIT, as the project.
+MIT, as the project. Some of the pictures it was trained on are others' work: handwritten digits by
+E. Alpaydin and C. Kaynak (UCI, CC BY 4.0), a photograph each by danielbuechele and vultilion
+(CC BY 2.0), letters of the DejaVu fonts (Bitstream Vera and Arev licences).
 
 ## Intended use
 
