@@ -202,7 +202,7 @@ def test_a_model_below_its_frozen_backbone_says_so(home, monkeypatch):
     with pytest.warns(UserWarning, match="the frozen backbone finds .*% on these folders") as said:
         folder = pumalib.train(profile(home), "linear")
     text = str(said[0].message)
-    assert "your model 25.0% (R@1); to use it: pumalib.load('" in text
+    assert "your model 25.0% (R@1; pumalib.read_scores has the intervals); to use it: " in text
     beside = re.search(r"pumalib\.load\('(.+?)'\)", text)[1]
     bare = pumalib.load(beside)
     assert bare.run.method.name == "pretrained"

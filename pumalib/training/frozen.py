@@ -42,9 +42,10 @@ def warn_if_below(run: Run, folder: Path) -> None:
     if all(found[row] >= by_backbone[row] for row in ROWS):
         return
     what = f"the frozen backbone finds {_percent(by_backbone)} on these folders"
+    theirs = f"your model {_percent(found)} (R@1; pumalib.read_scores has the intervals)"
     use = f"to use it: pumalib.load({paths.shown(beside)!r})"
     train = "to train another: a lower lr, fewer or more epochs, or more images"
-    warnings.warn(f"{what}, your model {_percent(found)} (R@1); {use}; {train}", stacklevel=2)
+    warnings.warn(f"{what}, {theirs}; {use}; {train}", stacklevel=3)
 
 
 def of_backbone(run: Run) -> Run:
