@@ -184,7 +184,9 @@ def train(
         config.method(method, **settings)  # refuses what is no setting of a method
         new = chosen.run(method, loss=loss, seed=seed, **settings)
         report = one_run.train_new(new, chosen.name)
-        if report is not None:
+        # The study's other profiles have the frozen backbone as a row.
+        is_own = profile == "folders" or Path(profile).suffix != ""
+        if report is not None and is_own:
             training.warn_if_below(new, store.folder(training.run_name(new), chosen.name))
     if report is None:  # of another process
         return 0

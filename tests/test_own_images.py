@@ -211,6 +211,25 @@ def test_a_model_below_its_frozen_backbone_says_so(home, monkeypatch):
     assert {run.name for run in folder.parent.iterdir()} == {folder.name, Path(beside).name}
 
 
+def test_the_command_warns_too(home, capsys, monkeypatch):
+    accuracies = frozen._accuracies
+    low = {"unified": 0.125, "harmonic": 0.25}
+    monkeypatch.setattr(
+        frozen,
+        "_accuracies",
+        lambda record: low if record["run"]["method"]["name"] == "linear" else accuracies(record),
+    )
+    (home / "own.yaml").write_text(
+        "data: {benchmark: folders, root: photos, image_size: 48}\ndim: 16\n"
+        "training: {epochs: 1, batch_size: 6, device: cpu}\n"
+    )
+    ask = ("train", "linear", "--profile", "own.yaml", "-p", "root=photos")
+    with pytest.warns(UserWarning, match=r"your model 12\.5% \(harmonic mean of datasets 25\.0%\)"):
+        status, out, _ = call(capsys, *ask)
+    assert status == 0
+    assert "/own/runs/linear-curricularface-" in out
+
+
 def test_a_model_above_it_is_told_nothing(home, monkeypatch, recwarn):
     accuracies = frozen._accuracies
     monkeypatch.setattr(
