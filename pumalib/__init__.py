@@ -13,23 +13,38 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import evaluate as evaluate
+    from .api import frozen as frozen
     from .api import list_benchmarks as list_benchmarks
     from .api import list_losses as list_losses
     from .api import list_methods as list_methods
+    from .api import list_models as list_models
     from .api import load as load
+    from .api import read_scores as read_scores
     from .api import train as train
 
-_FUNCTIONS = ["evaluate", "list_benchmarks", "list_losses", "list_methods", "load", "train"]
+_FUNCTIONS = [
+    "evaluate",
+    "frozen",
+    "list_benchmarks",
+    "list_losses",
+    "list_methods",
+    "list_models",
+    "load",
+    "read_scores",
+    "train",
+]
 _LIBRARY = [
     "config",
     "data",
     "embedder",
     "evaluation",
+    "export",
     "index",
     "losses",
     "models",
     "paths",
     "progress",
+    "search_page",
     "training",
 ]
 _STUDY = ["figures", "study"]  # these need the checkout

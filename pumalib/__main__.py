@@ -1,6 +1,7 @@
 """The command line, a thin face over the rooms: `python -m pumalib run|train|runs|data ...`.
 
-What a command needs is imported when it runs: torch alone takes seconds, and `--help` needs none.
+`embed`, `index`, `search` and `evaluate` are for a folder of images and a model.  What a
+command needs is imported when it runs: torch alone takes seconds, and `--help` needs none.
 """
 
 import os
@@ -9,10 +10,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from .embedder import Embedder
+    from .index import FolderIndex
 
 
 def assigned(context: click.Context, option: click.Parameter, pairs: tuple[str, ...]) -> dict:
@@ -63,7 +69,10 @@ values_option = click.option(
 
 @click.group()
 def cli() -> None:
-    """A reproducibility study of PUMA: execute its notebooks, train runs, prepare its data."""
+    """A reproducibility study of PUMA: execute its notebooks, train runs, prepare its data.
+
+    And for images of your own: embed, index, search, evaluate.
+    """
 
 
 @cli.command()
@@ -111,7 +120,8 @@ def run(
     from . import config
     from .study import notebooks
 
-    wanted = notebooks.parameters(notebooks.find(list(names)), profile, values)
+    profile = _profile(profile)
+    wanted = notebooks.parameters(notebooks.find(list(names)), profile, _from_shell(values))
     if plan:
         text, complete = notebooks.plan(wanted)
         click.echo(text)
@@ -159,10 +169,11 @@ def train(
         if name in values:
             raise click.UsageError(f"-p {name} is for several runs; this is one, see --seed")
 
-    from . import config
-    from .study import one_run
+    from . import config, training
+    from .study import one_run, store
 
-    chosen = config.profile(profile, **values)
+    values = _from_shell(values)
+    chosen = config.profile(_profile(profile), **values)
     if one_run.is_kept(method, chosen.name):
         if values or settings or loss is not None or seed is not None:
             raise click.UsageError(
@@ -173,10 +184,249 @@ def train(
         config.method(method, **settings)  # refuses what is no setting of a method
         new = chosen.run(method, loss=loss, seed=seed, **settings)
         report = one_run.train_new(new, chosen.name)
+        # The study's other profiles have the frozen backbone as a row.
+        is_own = profile == "folders" or Path(profile).suffix != ""
+        if report is not None and is_own:
+            training.warn_if_below(new, store.folder(training.run_name(new), chosen.name))
     if report is None:  # of another process
         return 0
     click.echo(report.text)
     return int(not report.agrees)
+
+
+def _profile(name: str) -> str:
+    """A profile's name, or its file as the shell means it where it has such a file."""
+    from . import paths
+
+    near = _absolute(name)
+    if name.endswith((".yaml", ".yml")) and near.is_file() and near != paths.resolve(name):
+        return str(near)
+    return name
+
+
+def _from_shell(values: dict[str, Any]) -> dict[str, Any]:
+    """Changes of a profile, in which paths are as the shell means them where it has them.
+
+    Else they are the project's, and stay as they were given.
+    """
+    from . import paths
+
+    changed = dict(values)
+    for name in ("root", "split", "pretrained"):
+        given = values.get(name)
+        if not isinstance(given, str) or given in ("hub", "embedded", "random"):
+            continue
+        near = _absolute(given)
+        if near.exists() and near != paths.resolve(given):
+            changed[name] = str(near)
+    return changed
+
+
+# ---- a folder of images and a model
+
+
+def here(context: click.Context, parameter: click.Parameter, path: str | None) -> Path | None:
+    """A path as the shell means it: relative to the folder where it stands."""
+    if path is None:
+        return None
+    return _absolute(path)
+
+
+def _absolute(path: str) -> Path:
+    """Without "..", but a link stays one: a folder is known by the name that it was given."""
+    return Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
+
+
+folder_argument = click.argument("folder", callback=here)
+model_option = click.option(
+    "--model",
+    required=True,
+    help="a trained model's folder; mini, which comes with the package; a backbone of timm's",
+)
+weights_option = click.option(
+    "--pretrained", help="a file with the weights of its backbone; without: timm's hub"
+)
+store_option = click.option(
+    "--store", callback=here, help="folder for the index; without: in the cache"
+)
+kind_option = click.option(
+    "--kind",
+    type=click.Choice(["flat", "ivf", "hnsw"]),
+    default="flat",
+    show_default=True,
+    help="flat is exact, the others are faster beyond some 100,000 images",
+)
+workers_option = click.option(
+    "--workers",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="threads that decode images",
+)
+
+
+def _folder_index(  # noqa: PLR0917 - as the commands have them
+    folder: Path,
+    model: str,
+    pretrained: str | None,
+    store: Path | None,
+    kind: str = "flat",
+    workers: int = 0,
+) -> "FolderIndex":
+    """The index of a folder by a model, as it was written before."""
+    from . import index
+
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {folder}")
+    embedder = _embedder(model, pretrained)
+    place = store or index.default_store(folder)
+    return index.FolderIndex(embedder, folder, place, kind=kind, workers=workers)
+
+
+def _embedder(model: str, pretrained: str | None) -> "Embedder":
+    """The model of a name or a folder, else a backbone of timm's as it comes."""
+    from . import embedder, training
+
+    device = training.choose_device("auto")
+    weights = _known_path(pretrained) if pretrained else None
+    if model in embedder.KEPT:
+        return embedder.load(model, weights, device)
+    folder = _known_path(model)
+    if folder.is_dir():
+        return embedder.load(folder, weights, device)
+    if folder.name != model:
+        raise FileNotFoundError(f"no folder {model}, here or in the project")
+    return embedder.frozen(model, weights or "hub", device=device)
+
+
+def _known_path(path: str) -> Path:
+    """A path as the shell means it where there is such a file or folder, else the project's."""
+    from . import paths
+
+    near = _absolute(path)
+    return near if near.exists() else paths.resolve(path)
+
+
+def _said(index: "FolderIndex", counts: Any) -> str:
+    numbers = ", ".join(f"{number:,} {name}" for name, number in vars(counts).items())
+    return f"{len(index.table):,} images in the index ({numbers})"
+
+
+@cli.command()
+@folder_argument
+@click.option("-o", "output", required=True, callback=here, help="the .npz file that is written")
+@model_option
+@weights_option
+@store_option
+@workers_option
+def embed(  # noqa: PLR0917 - click gives them by name
+    folder: Path,
+    output: Path,
+    model: str,
+    pretrained: str | None,
+    store: Path | None,
+    workers: int,
+) -> None:
+    """Write the embeddings of a folder's images, at any depth, to a file of numpy.
+
+    It holds `vectors` and `paths`.  Can be stopped at any time: the same command goes on, and
+    embeds only what is new or changed.  What cannot be read is listed and left out.
+    """
+    index = _folder_index(folder, model, pretrained, store, workers=workers)
+    counts = index.update()
+    index.write_vectors(output)
+    click.echo(_said(index, counts))
+    click.echo(f"{output}: {len(index.table):,} x {index.embedder.model.dim}")
+
+
+@cli.command()
+@folder_argument
+@model_option
+@weights_option
+@store_option
+@kind_option
+@workers_option
+@click.option(
+    "--near-duplicates",
+    "threshold",
+    type=click.FloatRange(-1, 1),
+    help="list the pairs of images whose cosine is above this too",
+)
+def index(  # noqa: PLR0917 - click gives them by name
+    folder: Path,
+    model: str,
+    pretrained: str | None,
+    store: Path | None,
+    kind: str,
+    workers: int,
+    threshold: float | None,
+) -> None:
+    """Make the index of a folder's images, or bring it to the folder's present state.
+
+    What is new or changed is embedded, what is gone is removed.
+    """
+    found = _folder_index(folder, model, pretrained, store, kind, workers)
+    click.echo(_said(found, found.update()))
+    if threshold is not None:
+        pairs = found.near_duplicates(threshold)
+        click.echo(f"{len(pairs):,} pairs with a cosine above {threshold}")
+        for pair in pairs.itertuples():
+            click.echo(f"{pair.cosine:.3f}  {pair.one}  {pair.other}")
+
+
+@cli.command()
+@folder_argument
+@click.argument("queries", nargs=-1, required=True, metavar="IMAGE...")
+@model_option
+@weights_option
+@store_option
+@kind_option
+@click.option("-k", type=click.IntRange(1), default=7, show_default=True, help="images to find")
+@click.option("--html", "page", callback=here, help="write a page that shows them all")
+def search(  # noqa: PLR0917 - click gives them by name
+    folder: Path,
+    queries: tuple[str, ...],
+    model: str,
+    pretrained: str | None,
+    store: Path | None,
+    kind: str,
+    k: int,
+    page: Path | None,
+) -> None:
+    """Find the images of an indexed folder that are nearest to each IMAGE, by cosine."""
+    from . import search_page
+
+    found = _folder_index(folder, model, pretrained, store, kind)
+    answers = []
+    for query in queries:
+        file = _absolute(query)
+        answer = search_page.Answer(file, found.search(file, k))
+        answers.append(answer)
+        click.echo(query)
+        for place in answer.found.itertuples():
+            click.echo(f"  {place.cosine:.3f}  {place.path}")
+    if page is not None:
+        search_page.write(answers, folder, page, f"{folder.name}: {len(found.table):,} images")
+        click.echo(f"page {page}")
+
+
+@cli.command()
+@click.argument("vectors", callback=here)
+@click.argument("labels", callback=here, required=False)
+def evaluate(vectors: Path, labels: Path | None) -> None:
+    """Retrieval accuracies of VECTORS (.npz or .npy, whoever made them), in %, with intervals.
+
+    LABELS is a CSV: label and path, or label alone in the order of the vectors; also dataset, and
+    split (query, gallery or test).  Without it the folder of an image is its class.
+    """
+    from . import evaluation
+
+    table = evaluation.evaluate_files(vectors, labels)
+    for name, row in table.iterrows():
+        click.echo(f"{name}: {int(row['queries']):,} queries")
+        for metric in ("R@1", "R@10", "RP", "MAP@R"):
+            interval = f"[{100 * row[f'{metric}_low']:.1f}, {100 * row[f'{metric}_high']:.1f}]"
+            click.echo(f"  {metric:6}{100 * row[metric]:5.1f} {interval}")
 
 
 @cli.group()
@@ -283,10 +533,9 @@ def data(
 
     Without the names of datasets: all.
     """
-    from . import paths
     from .data import download, images, prepared, read
 
-    folder = paths.resolve(root)
+    folder = _known_path(root)
     names = list(datasets) if datasets else None
     if action == "status":
         click.echo(download.status(folder).to_string())

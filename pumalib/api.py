@@ -15,8 +15,6 @@ from filelock import FileLock
 from . import config, data, embedder, evaluation, losses, paths, training
 from .training import run_folder
 
-ALONE = "all"  # the one dataset of labels that are given without datasets
-
 
 def list_methods() -> list[str]:
     """Names of the methods: how a backbone can be adapted.
@@ -48,6 +46,16 @@ def list_benchmarks() -> list[str]:
     return data.list_benchmarks()
 
 
+def list_models() -> list[str]:
+    """Names of the trained models that come with the package, as `load` takes them.
+
+    >>> import pumalib
+    >>> pumalib.list_models()
+    ['mini']
+    """
+    return list(embedder.KEPT)
+
+
 def train(
     run: config.Run | config.Profile | str,
     method: str | config.Method | None = None,
@@ -58,7 +66,8 @@ def train(
 
     `run` is a `config.Run`; or a profile, its name, file or `config.Profile`, of which `method` is
     trained, with `changes` as of `Profile.run`: `seed=1`, `loss="ms"`, `adapter_rank=64`.  `folder`
-    is by default in `paths.RESULTS`, named by what the run is.  A finished run is only read.
+    is by default in `paths.RESULTS`, named by what the run is.  A finished run is only read.  On
+    folders of your own a warning says where the frozen backbone finds more than the trained model.
 
     Raises ValueError for what cannot be trained, `training.NonFiniteLoss` where a loss or weight is
     no longer finite, OSError where data or weights are missing or the folder cannot be written.
@@ -82,7 +91,23 @@ def train(
     run_folder.make(place)
     # Another process that wants the same run waits, and finds it finished.
     with FileLock(place / run_folder.LOCK):
-        return training.train(chosen, place)
+        training.train(chosen, place)
+    training.warn_if_below(chosen, place)
+    return place
+
+
+def read_scores(folder: str | Path) -> pd.DataFrame:
+    """The accuracies of a trained run's model on its test classes, as `evaluate` gives them.
+
+    A row per dataset, unified and harmonic.  Raises ValueError where the run is not finished.
+
+    >>> import pumalib
+    >>> scores = pumalib.read_scores(pumalib.train("smoke", "linear", seed=1))
+    >>> list(scores.index)
+    ['photos', 'aircraft', 'flowers', 'unified', 'harmonic']
+    """
+    record = run_folder.read_record(paths.resolve(folder))
+    return pd.DataFrame(record["table"]).set_index("dataset")
 
 
 def _whole(run: config.Run, method: str | config.Method | None, changes: dict) -> config.Run:
@@ -103,31 +128,56 @@ def load(
     pretrained: str | Path | None = None,
     device: str | torch.device = "cpu",
 ) -> embedder.Embedder:
-    """The trained model of a run's folder, ready to embed images.
+    """A trained model, ready to embed images: of a folder, or by its name in `list_models`.
 
-    `pretrained` says where the backbone's weights are here, None: where they were in training.
-    Raises FileNotFoundError without a model or weights, ValueError where one is damaged.
+    The folder is a run's, or one that `save` of a model has written.  `pretrained` says where the
+    backbone's weights are here, None: in the folder, or where they were in training.  Raises
+    FileNotFoundError without a model or weights, ValueError where one is damaged.
 
     >>> import numpy, pumalib
-    >>> model = pumalib.load(pumalib.train("smoke", "linear", seed=1))
-    >>> images = numpy.zeros((2, 48, 48, 3), "uint8")
+    >>> model = pumalib.load("mini")
+    >>> images = numpy.zeros((2, 100, 80, 3), "uint8")
     >>> model.embed(images).shape
-    (2, 32)
+    (2, 128)
     """
     return embedder.load(folder, pretrained, device)
+
+
+def frozen(
+    backbone: str,
+    pretrained: str | Path = "hub",
+    image_size: int = 224,
+    device: str | torch.device = "cpu",
+) -> embedder.Embedder:
+    """A backbone as it comes, with nothing trained, ready to embed images.
+
+    `backbone` is timm's name with its tag, `pretrained` "hub" (timm's, by network once) or a file
+    of weights.  Raises ValueError and FileNotFoundError for what does not exist or fit.
+
+    >>> import numpy, pumalib
+    >>> model = pumalib.frozen("test_vit", "random", image_size=32)
+    >>> model.embed(numpy.zeros((2, 100, 80, 3), "uint8")).shape
+    (2, 64)
+    """
+    return embedder.frozen(backbone, pretrained, image_size, device)
 
 
 def evaluate(
     vectors: np.ndarray | torch.Tensor,
     labels: Sequence | np.ndarray,
     datasets: Sequence[str] | np.ndarray | None = None,
+    *,
+    queries: Sequence | np.ndarray | None = None,
+    gallery: Sequence | np.ndarray | None = None,
 ) -> pd.DataFrame:
     """Retrieval accuracy of embeddings (n, dim): R@k, RP and MAP@R by cosine, with 95 % intervals.
 
-    Every image is a query against all others.  `labels` (n,) are classes.  Without `datasets` (n,)
-    the table has the row "all"; with them a row per dataset, in which it is searched alone, then
-    "unified" (all in one) and "harmonic" (the mean of the datasets' own).  Accuracies are fractions
-    (Sec. 5.1).  Raises ValueError where shapes differ, or no image has another one of its class.
+    Every image is a query against all others; `queries` and `gallery` say which alone are (row
+    numbers, or True and False for each row; None: all).  `labels` (n,) are classes.  Without
+    `datasets` (n,) the table has the row "all"; with them a row per dataset, in which it is
+    searched alone, then "unified" (all in one) and "harmonic" (the mean of the datasets' own).
+    Accuracies are fractions (Sec. 5.1).  Raises ValueError where shapes differ, or no image has
+    another one of its class to find.
 
     >>> import numpy, pumalib
     >>> vectors = numpy.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.2]])
@@ -137,15 +187,8 @@ def evaluate(
     >>> table = pumalib.evaluate(vectors, [0, 0, 1, 1], ["pets", "pets", "farm", "farm"])
     >>> list(table.index)
     ['pets', 'farm', 'unified', 'harmonic']
+    >>> table = pumalib.evaluate(vectors, [0, 0, 1, 1], queries=[0, 3], gallery=[1, 2])
+    >>> int(table.at["all", "queries"])
+    2
     """
-    if len(labels) != len(vectors):
-        raise ValueError(f"{len(labels)} labels for {len(vectors)} vectors; one each is needed")
-    if datasets is not None and len(datasets) != len(vectors):
-        raise ValueError(f"{len(datasets)} datasets for {len(vectors)} vectors; one each is needed")
-    images = pd.DataFrame({"label": np.asarray(labels)})
-    images["dataset"] = ALONE if datasets is None else np.asarray(datasets)
-    images["split"] = "test"
-    table = evaluation.scores(vectors, images, evaluation.KS).table()
-    if datasets is None:
-        return table.loc[[ALONE]]
-    return table
+    return evaluation.evaluate(vectors, labels, datasets, queries=queries, gallery=gallery)

@@ -1,7 +1,10 @@
 """A trained model with the image transform it was evaluated with: images in, embeddings out."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .config import Data, Run
+from . import export, paths
+from .config import METHODS, Data, Run
 from .data import Benchmark, batches
-from .data.images import View, decode, normalise, pixels
-from .models import EmbeddingModel, backbones, load_model
+from .data.images import ImageError, View, decode, normalise, pixels
+from .models import EmbeddingModel, backbones, build, load_model, save_whole
 from .progress import bar
 
 # Images that pass the network at a time where a benchmark is embedded.
@@ -24,15 +28,42 @@ _BATCH = 256
 _SHOWN_AS_THEY_ARE = "mini"
 
 
+# Trained models that come with the package, by name: folders of `kept`, with a card each.
+KEPT = ("mini",)
+
+
 def load(
     folder: str | Path, pretrained: str | Path | None = None, device: str | torch.device = "cpu"
 ) -> "Embedder":
-    """Load the trained model of a run's folder, ready to embed.
+    """Load a trained model, ready to embed: of a run's folder, or by its name in `KEPT`.
 
-    Arguments and errors are those of `models.load_model`.
+    Arguments and errors are else those of `models.load_model`.
     """
+    if folder in KEPT:
+        folder = Path(__file__).parent / "kept" / folder
     model, run = load_model(folder, pretrained)
     return Embedder(model.to(device), run)
+
+
+def frozen(
+    backbone: str,
+    pretrained: str | Path = "hub",
+    image_size: int = 224,
+    device: str | torch.device = "cpu",
+) -> "Embedder":
+    """Make an embedder of a backbone as it comes, with nothing trained.
+
+    Its embeddings are the backbone's own features, of length 1.  Arguments and errors are as of
+    `models.backbones.create`; images are shown as those of folders are.
+    """
+    run = Run(
+        data=Data(benchmark="folders", image_size=image_size),
+        backbone=backbone,
+        pretrained=str(pretrained),
+        method=METHODS["pretrained"],
+    )
+    model = build(run.method, backbone, run.dim, pretrained=pretrained, image_size=image_size)
+    return Embedder(model.to(device).eval(), run)
 
 
 # ---- a benchmark's images
@@ -91,6 +122,15 @@ def _joined(parts: list[Tensor]) -> np.ndarray:
 # ---- any images
 
 
+@dataclass(frozen=True)
+class Embedded:
+    """What became of images of which some may be unreadable."""
+
+    vectors: np.ndarray  # (n, dim) float32, of those that could be read
+    places: np.ndarray  # (n,) the place of each of these among the images given, from 0
+    unreadable: dict[int, str]  # by place, the kind of error of each other one
+
+
 class Embedder:
     """A trained model with the image transform it was evaluated with.
 
@@ -109,48 +149,120 @@ class Embedder:
         progress: bool = True,
         *,
         prepared: bool = False,
+        workers: int = 0,
     ) -> np.ndarray:
         """Embed one image, or an iterable of images: (n, dim) float32.
 
-        An image is a file's path, a PIL image or an array (H, W, 3) uint8, and it makes no
-        difference which: each is resized and cropped as the run's test images were.  (But the
-        pictures of `mini` have the network's size: to a model of it, a picture of that size is
-        shown as it is.)  `prepared` images are instead tensors (3, size, size), normalised for the
-        network already.
+        An image is a file's path or its bytes, an open file, a PIL image or an array (H, W, 3)
+        uint8, and it makes no difference which: each is resized and cropped as the run's test
+        images were.  (But the pictures of `mini` have the network's size: to a model of it, a
+        picture of that size is shown as it is.)  `prepared` images are instead tensors
+        (3, size, size), normalised for the network already.
 
-        A generator is read a batch at a time.  Raises ValueError for what is no image, and says
-        at which position.
+        `workers` threads decode the next batch while the network embeds this one; 0: none does.
+        A generator is read a batch at a time, with workers two.  Raises ValueError for what is no
+        image, and says at which position.
         """
-        if not isinstance(batch_size, int) or batch_size < 1:
-            what = f"batch_size = {batch_size!r}"
-            raise ValueError(f"{what}; it must be a whole number of at least 1")
-        if _is_one(images):
-            images = [images]
-        shown = bar(images, desc="embedding", unit="image", delay=1, disable=not progress)
-        inputs = self._prepared(shown) if prepared else self._pixels(shown)
+        if prepared:
+            self._check_counts(batch_size, workers)
+            inputs = self._prepared(_shown(images, progress))
+            return self._embedded(_in_batches(inputs, batch_size), as_pixels=False)
 
+        found = self._read(images, batch_size, progress, workers)
+        return self._embedded(map(_all_or_raise, found), as_pixels=True)
+
+    def save(self, folder: str | Path, about: str = "", half: bool = False) -> Path:
+        """Write the whole model into a folder that `load` takes on any machine; return the folder.
+
+        It holds `model.safetensors`, backbone included (4 bytes a parameter, with `half` 2: 87 or
+        43 MB for a ViT-S), `config.json`, and a card `README.md` that ends with the text `about`.
+        A relative folder is one of the project's.  Raises OSError where it cannot be written.
+        """
+        place = paths.resolve(folder)
+        dtype = torch.float16 if half else torch.float32
+        save_whole(self.model, self.run, place, dtype)
+        export.write_folder(self.model, self.run, self.view, place, about)
+        return place
+
+    def to_onnx(self, file: str | Path) -> Path:
+        """Write the model as ONNX, compared with torch; return the file.
+
+        A relative file is one of the project's.  Input, output, metadata and errors are as of
+        `export.write_onnx`.
+        """
+        place = paths.resolve(file)
+        export.write_onnx(self.model, self.view, place)
+        return place
+
+    def embed_readable(
+        self, images: Any, batch_size: int = 64, progress: bool = True, *, workers: int = 0
+    ) -> Embedded:
+        """Embed those of the images that can be read, and say of the others why not.
+
+        Arguments are as of `embed`.  What is no image at all, as a number, is a ValueError still.
+        """
+        places = []
+        unreadable = {}
+
+        def readable() -> Iterator[list[Tensor]]:
+            for batch in self._read(images, batch_size, progress, workers):
+                shown = []
+                for place, found in batch:
+                    if isinstance(found, ImageError):
+                        unreadable[place] = type(found.__cause__).__name__
+                    else:
+                        places.append(place)
+                        shown.append(found)
+                yield shown
+
+        vectors = self._embedded(readable(), as_pixels=True)
+        return Embedded(vectors, np.array(places, dtype=int), unreadable)
+
+    def _check_counts(self, batch_size: Any, workers: Any) -> None:
+        for name, value, least in (("batch_size", batch_size, 1), ("workers", workers, 0)):
+            if not isinstance(value, int) or value < least:
+                what = f"{name} = {value!r}"
+                raise ValueError(f"{what}; it must be a whole number of at least {least}")
+
+    def _embedded(self, inputs: Iterable[list[Tensor]], as_pixels: bool) -> np.ndarray:
+        """Embed batches of what the network is shown, uint8 where they are `as_pixels`."""
         device = next(self.model.parameters()).device
         # One without rows, should there be no image.
         embeddings = [np.zeros((0, self.model.dim), np.float32)]
         with torch.inference_mode():
-            while batch := list(islice(inputs, batch_size)):
+            for batch in inputs:
+                if not batch:
+                    continue
                 network_input = torch.stack(batch).to(device)
-                if not prepared:
+                if as_pixels:
                     network_input = normalise(network_input, self.view)
                 embeddings.append(self.model(network_input).float().cpu().numpy())
         return np.concatenate(embeddings)
 
-    def _pixels(self, images: Iterable) -> Iterator[Tensor]:
-        """What the network is shown of each image, (3, size, size) uint8."""
+    def _read(
+        self, images: Any, batch_size: int, progress: bool, workers: int
+    ) -> Iterator[list[tuple[int, Tensor | ImageError]]]:
+        """Batches of places, and what the network is shown of the image or why it is unreadable."""
+        self._check_counts(batch_size, workers)
+        numbered = enumerate(_shown(images, progress))
+        waiting = _in_batches(numbered, batch_size)
+        if workers:
+            return _by_threads(self._shown_or_error, waiting, workers)
+        return ([self._shown_or_error(one) for one in batch] for batch in waiting)
+
+    def _shown_or_error(self, numbered: tuple[int, Any]) -> tuple[int, Tensor | ImageError]:
+        """What the network is shown of an image, or why it cannot be read, with its position."""
+        position, image = numbered
         size = self.view.settings.image_size
         as_it_is = self.run.data.benchmark == _SHOWN_AS_THEY_ARE
-        for position, image in enumerate(images):
+        try:
             decoded = _decoded(image, position, self.view.upright)
-            if as_it_is and decoded.size == (size, size):
-                # An array of this size is not resized.
-                yield pixels(np.asarray(decoded), self.view)
-            else:
-                yield pixels(decoded, self.view)
+        except ImageError as error:
+            return position, error
+        if as_it_is and decoded.size == (size, size):
+            # An array of this size is not resized.
+            return position, pixels(np.asarray(decoded), self.view)
+        return position, pixels(decoded, self.view)
 
     def _prepared(self, images: Iterable) -> Iterator[Tensor]:
         """The images, which are the network's input; ValueError where one is not."""
@@ -164,25 +276,80 @@ class Embedder:
             yield image.float()
 
 
+def _shown(images: Any, progress: bool) -> Iterable:
+    """One image or several, with a bar."""
+    if _is_one(images):
+        images = [images]
+    return bar(images, desc="embedding", unit="image", delay=1, disable=not progress)
+
+
+def _in_batches(items: Iterable, size: int) -> Iterator[list]:
+    """Lists of `size` items, the last one shorter; read one at a time."""
+    left = iter(items)
+    return iter(lambda: list(islice(left, size)), [])
+
+
+def _by_threads(function: Callable, batches: Iterator[list], workers: int) -> Iterator[list]:
+    """Call `function` on each item of each batch, by threads, one batch ahead of what is taken.
+
+    Threads help: decoding and resizing let others run.
+    """
+    with ThreadPoolExecutor(workers) as pool:
+        ahead: list = []
+        for batch in batches:
+            begun = [pool.submit(function, item) for item in batch]
+            if ahead:
+                yield [future.result() for future in ahead]
+            ahead = begun
+        yield [future.result() for future in ahead]
+
+
+def _all_or_raise(batch: list[tuple[int, Tensor | ImageError]]) -> list[Tensor]:
+    """What the network is shown of a batch; the error of the first image that cannot be read."""
+    shown = []
+    for _, found in batch:
+        if isinstance(found, ImageError):
+            raise found
+        shown.append(found)
+    return shown
+
+
 def _is_one(images: Any) -> bool:
     """Whether this is one image, not several."""
-    if isinstance(images, str) or not isinstance(images, Iterable):
+    if isinstance(images, (str, bytes)) or not isinstance(images, Iterable):
         return True
-    return getattr(images, "ndim", 0) in (2, 3)
+    # An open file is an iterable, of lines.
+    return hasattr(images, "read") or getattr(images, "ndim", 0) in (2, 3)
 
 
 def _decoded(image: Any, position: int, upright: bool) -> Image.Image:
-    """The image as RGB; ValueError where it is none."""
+    """The image as RGB; ValueError where it is none, ImageError where it cannot be read."""
     if isinstance(image, os.PathLike):
         image = Path(image)
+    if isinstance(image, bytes):
+        return _decoded_file(BytesIO(image), f"image {position}", upright)
+    if hasattr(image, "read"):
+        name = getattr(image, "name", None) or f"image {position}"
+        return _decoded_file(image, str(name), upright)
     if isinstance(image, (str, Path, Image.Image)):
         return decode(image, upright)
     if not _is_rgb_array(image):
-        expected = "a file path, a PIL image or an array uint8 (H, W, 3) of RGB in 0..255"
+        expected = (
+            "a file path, its bytes, an open file, a PIL image "
+            "or an array uint8 (H, W, 3) of RGB in 0..255"
+        )
         if isinstance(image, Tensor):
             expected += ", or prepared=True for tensors that are the network's input"
         raise ValueError(f"image {position} is {_described(image)}; expected {expected}")
     return Image.fromarray(np.ascontiguousarray(image))
+
+
+def _decoded_file(file: Any, name: str, upright: bool) -> Image.Image:
+    """The image of an open file; an ImageError names it."""
+    try:
+        return decode(file, upright)
+    except ImageError as error:
+        raise ImageError(f"{name}: cannot be read as an image ({error.__cause__!r})") from error
 
 
 def _is_rgb_array(image: Any) -> bool:

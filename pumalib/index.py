@@ -6,8 +6,8 @@ print(index.search("holiday/beach.jpg", 5))
 """
 
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,22 @@ import pandas as pd
 from PIL import Image
 
 from . import paths
-from .data import folders
-from .data.images import ImageError, decode
+from .data import check_known, folders
+from .data.table import cache_name
 from .embedder import Embedder
 from .models import backbones
 from .progress import bar
 
 INDEX_FILE = "index.faiss"
 TABLE_FILE = "files.csv"
-# Images after which the index is written: an interrupted update goes on from there.
-PART = 10_000
+# Images after which the index is written, at least: an interrupted update goes on from there.  As
+# it grows it is written after a tenth of what it holds: writing stays a small part of the work.
+PART = 1000
+# The index that is built beside the exact one, by name, as faiss calls it for n vectors.
+APPROXIMATE = {"ivf": "IVF{lists},Flat", "hnsw": "HNSW16,Flat"}
+# How far they search: lists of the IVF, candidates of the graph.
+PROBES = 32
+CANDIDATES = 128
 # Images that are compared with all others in one call.
 BLOCK = 1000
 # The columns of the table of files, and their types.
@@ -76,10 +82,19 @@ class _Embedded:
     unreadable: dict[str, str]  # the others, and the kind of error
 
 
+def default_store(folder: Path) -> Path:
+    """Where the index of a folder is kept unless somebody says where: in `paths.CACHE`."""
+    return paths.CACHE / "index" / cache_name(folder)
+
+
 class FolderIndex:
     """The images of a folder, to be searched by cosine, kept on disk and up to date.
 
-    The search is exact: it compares with every vector.  `store` is a folder for what is written,
+    `kind` "flat" searches exactly: it compares with every vector.  "ivf" and "hnsw" compare with a
+    part of them, which misses some neighbours and pays beyond some 100,000 images; each update
+    that has changed anything builds them anew from the exact index, which is kept all the same.
+
+    Images are decoded by `workers` threads, 0: by none.  `store` is a folder for what is written,
     one for each folder of images.  In it each model has a folder of its own, named by a hash of
     its weights, settings and image transform, so that vectors of two models never meet.  Images
     are known by their path below `folder`, their size and their time of change: a folder that was
@@ -93,10 +108,26 @@ class FolderIndex:
     table: pd.DataFrame
     # An IndexIDMap2 of faiss, whose types do not know that it takes arrays.
     _vectors: Any
+    # What is searched: the same, or an approximate index beside it.
+    _searched: Any
     _next_number: int
 
-    def __init__(self, embedder: Embedder, folder: str | Path, store: str | Path):
+    def __init__(
+        self,
+        embedder: Embedder,
+        folder: str | Path,
+        store: str | Path,
+        *,
+        kind: str = "flat",
+        workers: int = 0,
+    ):
+        check_known("kind of index", [kind], ("flat", *APPROXIMATE))
+        self.kind = kind
+        self.workers = workers
         self.embedder = embedder
+        # Photographs are turned as their EXIF data says, however the model was tested.
+        turned = replace(embedder.run.data, upright=True)
+        self._upright = Embedder(embedder.model, replace(embedder.run, data=turned))
         self.folder = paths.resolve(folder)
         self.store = paths.resolve(store) / _model_hash(embedder)
         self._read()
@@ -104,8 +135,9 @@ class FolderIndex:
     def update(self) -> Counts:
         """Bring the index to the present state of the folder.
 
-        Only new and changed images are embedded; what is done is written after every 10,000 of
-        them.  Prints the name of each image that cannot be read: it is not in the index, and is
+        Only new and changed images are embedded; what is done is written after every 1,000 of
+        them or, where it holds more, a tenth of these.  Prints the name of each image that cannot
+        be read: it is not in the index, and is
         tried again by the next update.  Raises FileNotFoundError and ValueError as of
         `list_images`, ValueError where no image can be read.
         """
@@ -118,12 +150,16 @@ class FolderIndex:
 
         missing = now[~now["path"].isin(self.table["path"])]
         unreadable: dict[str, str] = {}
-        for start in range(0, len(missing), PART):
-            unreadable.update(self._add(missing.iloc[start : start + PART]))
+        start = 0
+        while start < len(missing):
+            end = start + max(PART, len(self.table) // 10)
+            unreadable.update(self._add(missing.iloc[start:end]))
+            start = end
         for path, why in unreadable.items():
             print(f"left out: {path} cannot be read as an image ({why})")
         if self.table.empty:
             raise ValueError(f"none of the images in {self.folder} can be read")
+        self._build_approximate()
 
         changed = int(self.table["path"].isin(stale["path"]).sum())
         return Counts(
@@ -144,8 +180,10 @@ class FolderIndex:
         self._refuse_if_empty()
         # One more than asked for: the image itself may be among them.
         count = min(k + 1, len(self.table))
-        cosines, numbers = self._vectors.search(self._embed_query(image), count)
-        found = self.table.loc[numbers[0], ["path"]].assign(cosine=cosines[0])
+        cosines, numbers = self._searched.search(self._embed_query(image), count)
+        # An approximate index may find fewer, and says -1.
+        is_found = numbers[0] >= 0
+        found = self.table.loc[numbers[0][is_found], ["path"]].assign(cosine=cosines[0][is_found])
         if isinstance(image, (str, Path)):
             file = self.folder / image
             found = found[[self.folder / path != file for path in found["path"]]]
@@ -182,28 +220,29 @@ class FolderIndex:
         places = pd.Index(faiss.vector_to_array(self._vectors.id_map)).get_indexer(self.table.index)
         return stored[places]
 
+    def write_vectors(self, file: Path) -> None:
+        """Write the embeddings into a file of numpy, by path: `numpy.load(file)`.
+
+        It holds `vectors` (n, dim) float32, of length 1, and `paths` (n,), relative to the folder.
+        """
+        places = np.argsort(self.table["path"].to_numpy(dtype=str))
+        names = self.table["path"].to_numpy(dtype=str)[places]
+        with paths.written_whole(file) as temporary, temporary.open("wb") as opened:
+            np.savez(opened, vectors=self.vectors()[places], paths=names)
+
     # ---- embedding
 
     def _embed(self, files: Iterable[str]) -> _Embedded:
         """Embed files of the folder, turned as their EXIF data says."""
-        read = []
-        unreadable = {}
-
-        def pictures() -> Iterator[Image.Image]:
-            # One at a time: a folder need not fit into memory.
-            for file in bar(files, desc="embedding", unit="image", delay=1):
-                try:
-                    picture = decode(self.folder / file, upright=True)
-                except ImageError as error:
-                    unreadable[file] = type(error.__cause__).__name__
-                    continue
-                read.append(file)
-                yield picture
-
-        vectors = self.embedder.embed(pictures(), progress=False)
+        names = list(files)
+        # Read a batch at a time: a folder need not fit into memory.
+        given = bar([self.folder / name for name in names], desc="embedding", unit="image", delay=1)
+        embedded = self._upright.embed_readable(given, progress=False, workers=self.workers)
         # Of vectors of length 1 the inner product is the cosine.
-        faiss.normalize_L2(vectors)
-        return _Embedded(vectors, read, unreadable)
+        faiss.normalize_L2(embedded.vectors)
+        read = [names[place] for place in embedded.places]
+        unreadable = {names[place]: why for place, why in embedded.unreadable.items()}
+        return _Embedded(embedded.vectors, read, unreadable)
 
     def _embed_query(self, image: str | Path | Image.Image | np.ndarray) -> np.ndarray:
         """Embed one image: (1, dim), of length 1."""
@@ -213,9 +252,7 @@ class FolderIndex:
                 (why,) = embedded.unreadable.values()
                 raise ValueError(f"{image} cannot be read as an image ({why})")
             return embedded.vectors
-        if isinstance(image, Image.Image):
-            image = decode(image, upright=True)
-        vector = self.embedder.embed([image], progress=False)
+        vector = self._upright.embed([image], progress=False)
         faiss.normalize_L2(vector)
         return vector
 
@@ -243,13 +280,45 @@ class FolderIndex:
         self.table = self.table.drop(files.index)
         self._write()
 
+    def _build_approximate(self) -> None:
+        """Build and write the approximate index of this kind, unless that of these images is there.
+
+        Its numbers are those of the table; a set of other numbers belongs to an earlier state.
+        """
+        if self.kind == "flat" or self._searched is not self._vectors:
+            return
+        count = len(self.table)
+        factory = APPROXIMATE[self.kind].format(lists=max(1, round(count**0.5)))
+        built = faiss.index_factory(
+            self.embedder.model.dim, f"IDMap2,{factory}", faiss.METRIC_INNER_PRODUCT
+        )
+        vectors = self.vectors()
+        built.train(vectors)
+        built.add_with_ids(vectors, self.table.index.to_numpy())
+        _write_faiss(built, self._approximate_file)
+        self._searched = _with_breadth(built)
+
+    @property
+    def _approximate_file(self) -> Path:
+        return self.store / f"{self.kind}.faiss"
+
+    def _find_approximate(self) -> Any:
+        """The approximate index of this kind, where that of these images is there; else None."""
+        if self.kind == "flat" or not self._approximate_file.is_file():
+            return None
+        found: Any = faiss.read_index(str(self._approximate_file))
+        numbers = faiss.vector_to_array(found.id_map)
+        if np.array_equal(np.sort(numbers), np.sort(self.table.index.to_numpy())):
+            return _with_breadth(found)
+        return None
+
     def _write(self) -> None:
         """Write vectors and table, each whole.
 
         Should the machine stop between the two, `_read` drops what is in only one of them.
         """
-        with paths.written_whole(self.store / INDEX_FILE) as temporary:
-            faiss.write_index(self._vectors, str(temporary))
+        self._searched = self._vectors
+        _write_faiss(self._vectors, self.store / INDEX_FILE)
         with paths.written_whole(self.store / TABLE_FILE) as temporary:
             self.table.to_csv(temporary)
 
@@ -257,6 +326,7 @@ class FolderIndex:
         """Take what stands in both files of the store, or nothing where they were never written."""
         if not (self.store / TABLE_FILE).is_file():
             self._vectors = faiss.IndexIDMap2(faiss.IndexFlatIP(self.embedder.model.dim))
+            self._searched = self._vectors
             self.table = pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS).rename_axis("id")
             self._next_number = 0
             return
@@ -270,6 +340,25 @@ class FolderIndex:
         vectors.remove_ids(np.setdiff1d(numbers, table.index))
         self._vectors = vectors
         self.table = table[table.index.isin(numbers)]
+        self._searched = self._find_approximate() or self._vectors
+
+
+def _write_faiss(index: Any, file: Path) -> None:
+    with paths.written_whole(file) as temporary, temporary.open("wb") as opened:
+        # By Python's file: given a path, faiss does not notice that the last bytes of an index did
+        # not fit on the disk.
+        writer = faiss.PyCallbackIOWriter(opened.write)  # type: ignore[attr-defined]
+        faiss.write_index(index, writer)
+
+
+def _with_breadth(index: Any) -> Any:
+    """An approximate index that searches as far as is said above."""
+    inner: Any = faiss.downcast_index(index.index)
+    if isinstance(inner, faiss.IndexIVF):
+        inner.nprobe = PROBES
+    else:
+        inner.hnsw.efSearch = CANDIDATES
+    return index
 
 
 def _model_hash(embedder: Embedder) -> str:

@@ -1,7 +1,9 @@
 """A trained model as a file and in use: saved, loaded, refused, and given what people have."""
 
+import io
 import re
 import shutil
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +14,7 @@ from PIL import Image
 
 from pumalib import config, data, embedder, models, paths
 from pumalib.data import images
+from pumalib.data.images import ImageError
 from pumalib.models import backbones
 
 MINI = config.Data(image_size=48)
@@ -157,6 +160,71 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, value):
 # ---- given what people have
 
 
+def encoded(picture):
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
+
+
+def test_bytes_and_open_files_are_images_as_their_files_are(embed, photo, tmp_path):
+    file = tmp_path / "image.png"
+    photo.save(file)
+    expected = embed(file)
+    content = file.read_bytes()
+    with file.open("rb") as opened:
+        given = [content, io.BytesIO(content), opened]
+        for one in given:
+            assert np.array_equal(embed(one), expected)
+            if one is not content:
+                one.seek(0)
+        np.testing.assert_allclose(embed(given), np.repeat(expected, 3, 0), atol=1e-6)
+    with pytest.raises(ImageError, match="^image 1: cannot be read as an image"):
+        embed([content, b"no image"])
+    (tmp_path / "no.png").write_bytes(b"no image")
+    with (tmp_path / "no.png").open("rb") as opened, pytest.raises(ImageError, match=r"no\.png: "):
+        embed(opened)
+
+
+def test_workers_change_nothing_but_who_decodes(embed, photo):
+    pictures = [photo.rotate(10 * number) for number in range(7)]
+    expected = embed(pictures, batch_size=3)
+    decoding = set()
+
+    class Noted(io.BytesIO):
+        def read(self, *arguments):
+            decoding.add(threading.current_thread())
+            return super().read(*arguments)
+
+    given = (Noted(encoded(picture)) for picture in pictures)
+    assert np.array_equal(embed(given, batch_size=3, workers=2), expected)
+    assert 1 <= len(decoding) <= 2
+    assert threading.main_thread() not in decoding
+    assert embed([], workers=2).shape == (0, 16)
+    with pytest.raises(ImageError, match="^image 4: "):
+        embed([*map(encoded, pictures[:4]), b"x", b"y"], batch_size=2, workers=2)
+    with pytest.raises(ValueError, match="workers = -1; it must be a whole number of at least 0"):
+        embed(pictures, workers=-1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unreadable_images_are_left_out_and_listed(folder, photo, tmp_path, workers):
+    loaded = embedder.load(folder)
+    (tmp_path / "no.jpg").write_bytes(b"no image")
+    given = [photo, tmp_path / "no.jpg", encoded(photo.rotate(90)), tmp_path / "missing.jpg"]
+    found = loaded.embed_readable(given, batch_size=2, workers=workers)
+    assert found.places.tolist() == [0, 2]
+    assert found.unreadable == {1: "UnidentifiedImageError", 3: "FileNotFoundError"}
+    expected = loaded.embed([photo, photo.rotate(90)])
+    np.testing.assert_allclose(found.vectors, expected, atol=1e-6)
+
+    none = loaded.embed_readable([b"", b"x", b"y"], batch_size=1, workers=workers)
+    assert none.vectors.shape == (0, 16)
+    assert none.places.tolist() == []
+    assert len(none.unreadable) == 3
+    with pytest.raises(ValueError, match="image 1 is int"):
+        loaded.embed_readable([photo, 5], workers=workers)
+
+
 def test_one_image_many_images_and_a_mixture(embed, photo, tmp_path):
     file = tmp_path / "image.png"
     array = np.asarray(photo)
@@ -251,7 +319,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_is_no_image_is_refused_by_position(embed, message):
-    expected = r".*expected a file path, a PIL image or an array uint8 \(H, W, 3\)"
+    expected = r".*expected a file path, its bytes, an open file, a PIL image or an array uint8"
     with pytest.raises(ValueError, match=message + expected):
         embed(REFUSED[message])
 

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 import torch
 
-from pumalib.evaluation import KS, metrics, neighbours, scores, search
+from pumalib.evaluation import KS, evaluate_files, metrics, neighbours, scores, search
+from pumalib.evaluation import evaluate as from_arrays
 
 
 def evaluate(embeddings, images, ks=(1, 2, 4, 8), bootstrap=0, **options):
@@ -331,3 +332,117 @@ def test_gpu_gives_the_same_table():
     embeddings, images = random_case(seed=8, n=2000)
     on_gpu = evaluate(embeddings, images, bootstrap=50, device="cuda")
     pd.testing.assert_frame_equal(on_gpu, evaluate(embeddings, images, bootstrap=50))
+
+
+# ---- from arrays and files, as anybody has them
+
+
+def test_queries_and_a_gallery_as_rows_or_as_truth_values():
+    vectors = angles(0, 10, 20, 100, 30)
+    labels = ["a", "b", "a", "b", "a"]
+    # Query 0 finds rows 2 and 4 (both "a"); query 1 is nearest to 2, then 4, then 3 ("b").
+    table = from_arrays(vectors, labels, queries=[0, 1], gallery=[2, 3, 4])
+    assert table.at["all", "R@1"] == 0.5
+    assert table.at["all", "R@4"] == 1
+    assert table.at["all", "RP"] == pytest.approx((1 + 0) / 2)
+    assert table.at["all", "queries"] == 2
+    is_query = np.array([True, True, False, False, False])
+    assert from_arrays(vectors, labels, queries=is_query, gallery=~is_query).equals(table)
+    # Every row in the gallery: the query itself is left out, row 1 is now the nearest of row 0.
+    assert from_arrays(vectors, labels, queries=[0]).at["all", "R@1"] == 0
+    # A row that is neither is not there.
+    alone = from_arrays(vectors, labels, queries=[0], gallery=[2, 4])
+    assert alone.at["all", "MAP@R"] == 1
+
+
+def test_queries_and_gallery_against_pytorch_metric_learning():
+    accuracy_calculator = pytest.importorskip("pytorch_metric_learning.utils.accuracy_calculator")
+    embeddings, images = random_case(n=200, datasets=("a",))
+    labels = images["label"].to_numpy()
+    queries = np.arange(200) < 60
+    table = from_arrays(embeddings, labels, queries=queries, gallery=~queries)
+    calculator = accuracy_calculator.AccuracyCalculator(
+        include=("precision_at_1", "r_precision", "mean_average_precision_at_r"),
+        k="max_bin_count",
+        device=torch.device("cpu"),
+    )
+    unit = torch.nn.functional.normalize(torch.from_numpy(embeddings))
+    theirs = calculator.get_accuracy(
+        unit[queries], torch.tensor(labels[queries]), unit[~queries], torch.tensor(labels[~queries])
+    )
+    ours = table.loc["all"]
+    assert ours["R@1"] == pytest.approx(theirs["precision_at_1"], abs=1e-6)
+    assert ours["RP"] == pytest.approx(theirs["r_precision"], abs=1e-6)
+    assert ours["MAP@R"] == pytest.approx(theirs["mean_average_precision_at_r"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"labels": [0, 1]}, "2 labels for 4 vectors"),
+        ({"datasets": ["a"]}, "1 datasets for 4 vectors"),
+        ({"queries": [4]}, "queries must name one or more rows from 0 to 3"),
+        ({"queries": []}, "queries must be row numbers"),
+        ({"gallery": [-1]}, "gallery must name one or more rows from 0 to 3"),
+        ({"gallery": [0.5]}, "gallery must be row numbers, or True and False"),
+        ({"gallery": [True]}, r"gallery of shape \(1,\) for 4 vectors"),
+        ({"queries": [0], "gallery": [2]}, "no query has another image of its class"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(given, message):
+    whole = {"labels": [0, 0, 1, 1], **given}
+    with pytest.raises(ValueError, match=message):
+        from_arrays(angles(0, 1, 2, 3), **whole)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Four vectors in the order of other paths, whose nearest are in pairs."""
+    names = ["x/b.jpg", "y/a.jpg", "x/a.jpg", "y/b.jpg"]
+    np.savez(tmp_path / "vectors.npz", vectors=angles(0, 90, 1, 91), paths=names)
+    return tmp_path
+
+
+def test_files_of_vectors_and_labels(files):
+    vectors = files / "vectors.npz"
+    assert evaluate_files(vectors).at["all", "R@1"] == 1, "the folder of an image is its class"
+    labels = files / "labels.csv"
+    labels.write_text("path,label\nx/a.jpg,1\ny/a.jpg,1\nx/b.jpg,2\ny/b.jpg,2\nz.jpg,3\n")
+    assert evaluate_files(vectors, labels).at["all", "R@1"] == 0
+    labels.write_text("label\n1\n2\n1\n2\n")
+    assert evaluate_files(vectors, labels).at["all", "R@1"] == 1, "in the order of the vectors"
+    np.save(files / "vectors.npy", angles(0, 90, 1, 91))
+    assert evaluate_files(files / "vectors.npy", labels).at["all", "R@1"] == 1
+    labels.write_text("label,dataset,split\n1,p,query\n1,p,gallery\n2,q,query\n2,q,gallery\n")
+    table = evaluate_files(vectors, labels)
+    assert list(table.index) == ["p", "q", "unified", "harmonic"]
+    assert table["queries"].tolist() == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("path,label\nx/a.jpg,1\n", "no label for 3 of 4 vectors, the first 'x/b.jpg'"),
+        ("label\n1\n", "1 lines for 4 vectors"),
+        ("a,b\n1,2\n", r"columns \['a', 'b'\]; expected label"),
+        ("label,split\n" + 4 * "1,train\n", "split 'train'; it must be query, gallery or test"),
+        ("label\n1,2,3\n1\n1,2,3,4,5\n", "no file of UTF-8 CSV"),
+    ],
+)
+def test_bad_files_are_named(files, text, message):
+    (files / "labels.csv").write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        evaluate_files(files / "vectors.npz", files / "labels.csv")
+    assert str(files / "labels.csv") in str(caught.value)
+
+
+def test_bad_vectors_are_named(files):
+    (files / "no.npz").write_bytes(b"no numpy")
+    with pytest.raises(ValueError, match=r"no\.npz is no file of numpy"):
+        evaluate_files(files / "no.npz")
+    np.savez(files / "other.npz", x=angles(0))
+    with pytest.raises(ValueError, match=r"other\.npz holds x; expected `vectors`"):
+        evaluate_files(files / "other.npz")
+    np.save(files / "alone.npy", angles(0))
+    with pytest.raises(ValueError, match="has no `paths`: name a file of labels too"):
+        evaluate_files(files / "alone.npy")

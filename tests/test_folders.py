@@ -3,6 +3,7 @@
 And what no benchmark may be, and how any is read, loaded again and checked for equal files.
 """
 
+import dataclasses
 import os
 import shutil
 import socket
@@ -150,7 +151,7 @@ def test_bad_rows_are_named_with_file_and_line(root):
         ("path,split\ncars/w/9.png,train\n", "line 2: cars/w/9.png,train: no such image"),
         (
             "dataset,class_name,split\ncars,w,query\n",
-            "the split of a class must be one of train, test",
+            "the split of a class must be one of train, val, test",
         ),
         (
             "dataset,class_name,split\ncars,w,train\n\ncars,w,test\n",
@@ -347,3 +348,95 @@ def test_equal_files_are_counted_and_named(root):
     copies, classes = [str(warning.message) for warning in caught]
     assert copies.startswith("1 test images are copies of training images, for instance birds/d")
     assert classes.startswith("2 images stand in two classes or more, for instance cars/y/1.png")
+
+
+# ---- one dataset alone, and classes to choose settings by
+
+
+def classes(images, split):
+    return sorted(set(images[images["split"] == split]["class_name"]))
+
+
+def test_a_folder_of_classes_is_one_dataset_named_like_it(root, monkeypatch):
+    birds = root / "birds"
+    alone = data.read("folders", birds)
+    assert alone.datasets == ["birds"]
+    assert alone.images["path"][0] == "a/0.png"
+    within = data.read("folders", root, ["birds"])
+    for column in ("class_name", "dataset", "label", "split"):
+        assert alone.images[column].equals(within.images[column])
+    assert alone.contents.tolist() == within.contents.tolist()
+
+    assert data.read("folders", birds, ["birds"]).digest == alone.digest
+    with pytest.raises(ValueError, match="unknown dataset 'cars'; known: birds"):
+        data.read("folders", birds, ["cars"])
+    monkeypatch.chdir(birds)
+    assert data.read("folders", ".").datasets == ["birds"]
+
+
+def test_one_dataset_may_have_a_split_of_classes_or_of_images(root):
+    cars = root / "cars"
+    rows = [f"cars,{name},{'test' if name in 'wx' else 'train'}" for name in "wxyz"]
+    (cars / "split.csv").write_text("\n".join(["dataset,class_name,split", *rows]))
+    assert classes(data.read("folders", cars).images, "test") == ["w", "x"]
+    rows = [
+        f"{name}/{i}.png,{'train' if name in 'wy' else 'test'}" for name in "wxyz" for i in "012"
+    ]
+    (cars / "split.csv").write_text("\n".join(["path,split", *rows]))
+    assert classes(data.read("folders", cars).images, "test") == ["x", "z"]
+
+
+def test_a_changed_image_of_one_dataset_is_seen(root):
+    settings = config.Data(benchmark="folders", root=str(root / "cars"), datasets=("cars",))
+    before = data.load(settings)
+    digest = before.digest
+    assert data.load(settings) is before
+    replace_image(root)
+    assert data.load(settings).digest != digest
+
+
+def test_a_folder_inside_a_class_makes_it_a_dataset(root):
+    (root / "cars" / "x" / "more").mkdir()
+    with pytest.raises(ValueError, match="cars/w holds no class folder; .* of one dataset, <root>"):
+        data.read("folders", root / "cars")
+
+
+SPLIT_WITH_VAL = "dataset,class_name,split\n" + "\n".join(
+    ["birds,a,train", "birds,b,train", "birds,c,val", "birds,d,val"]
+)
+
+
+@pytest.fixture
+def with_val(root):
+    (root / "birds" / "e").mkdir()
+    for number in range(2):
+        Image.new("RGB", (4, 4), (number, 9, 0)).save(root / "birds" / "e" / f"{number}.png")
+    rest = "\nbirds,e,test\nbirds,Ärger mit Leerzeichen,test"
+    (root / "birds" / "split.csv").write_text(SPLIT_WITH_VAL + rest, encoding="utf-8")
+    return config.Data(benchmark="folders", root=str(root / "birds"))
+
+
+def test_val_is_neither_trained_on_nor_tested_but_is_what_holdout_tests(with_val):
+    whole = data.load(with_val)
+    assert set(whole.images["split"]) == {"train", "test"}
+    assert classes(whole.images, "train") == ["a", "b"]
+    assert classes(whole.images, "test") == ["e", "Ärger mit Leerzeichen"]
+
+    chosen = data.load(dataclasses.replace(with_val, holdout=True))
+    assert classes(chosen.images, "train") == ["a", "b"]
+    assert classes(chosen.images, "test") == ["c", "d"]
+    assert len(chosen.images) == 8
+
+    as_it_is = data.read("folders", with_val.root)
+    assert classes(as_it_is.test, "val") == []
+    assert len(as_it_is.train) + len(as_it_is.test) == len(as_it_is.images) - 4
+
+
+@pytest.mark.parametrize("side", ["train", "test"])
+def test_a_class_of_val_is_on_no_other_side(root, side):
+    rows = [f"cars/{n}/{i}.png,{'train' if n in 'wx' else 'test'}" for n in "wxyz" for i in "012"]
+    place = 0 if side == "train" else -1
+    rows[place] = rows[place].replace(side, "val")
+    (root / "split.csv").write_text("\n".join(["path,split", *rows]))
+    with pytest.raises(ValueError, match=r"is in (train and val|val and test) \(1 such"):
+        data.read("folders", root, ["cars"])

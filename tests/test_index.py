@@ -12,6 +12,7 @@ import torch
 from PIL import Image, ImageOps
 
 from pumalib import config, index, models, paths
+from pumalib import embedder as embedder_module
 from pumalib.embedder import Embedder
 from pumalib.index import Counts, FolderIndex
 
@@ -58,7 +59,7 @@ def store(tmp_path):
 @pytest.fixture
 def embedded(monkeypatch):
     """The names of the files that were decoded to be embedded."""
-    decode = index.decode
+    decode = embedder_module.decode
     names = []
 
     def noted(source, upright=False):
@@ -66,7 +67,7 @@ def embedded(monkeypatch):
             names.append(source.name)
         return decode(source, upright)
 
-    monkeypatch.setattr(index, "decode", noted)
+    monkeypatch.setattr(embedder_module, "decode", noted)
     return names
 
 
@@ -398,3 +399,65 @@ class TestSearch:
         importlib.import_module("faiss.contrib.torch_utils")
         assert isinstance(found.vectors(), np.ndarray)
         assert found.near_duplicates(0.9999).empty
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+class TestApproximate:
+    """A faster index beside the exact one, which follows it."""
+
+    @pytest.fixture(autouse=True)
+    def breadth(self, monkeypatch):
+        # As many lists as there may be: then nothing is missed, and answers are known.
+        monkeypatch.setattr(index, "PROBES", 1000)
+
+    def test_it_finds_what_the_exact_one_finds(self, embedder, folder, store, kind):
+        for number in range(30):
+            picture(10 + number).save(folder / f"more{number}.png")
+        exact = FolderIndex(embedder, folder, store)
+        exact.update()
+        found = FolderIndex(embedder, folder, store, kind=kind)
+        assert found.update().unchanged == 34
+        assert (found.store / f"{kind}.faiss").is_file()
+        again = FolderIndex(embedder, folder, store, kind=kind)
+        assert again._searched is not again._vectors
+        for query in ("four.png", "more3.png"):
+            expected = exact.search(query, 5)
+            for one in (found, again):
+                answer = one.search(query, 5)
+                assert answer["path"].tolist() == expected["path"].tolist()
+                assert answer["cosine"].tolist() == pytest.approx(expected["cosine"].tolist())
+        assert again.near_duplicates(-1).equals(exact.near_duplicates(-1))
+
+    def test_it_follows_the_folder(self, embedder, folder, store, kind):
+        found = FolderIndex(embedder, folder, store, kind=kind)
+        found.update()
+        (folder / "four.png").unlink()
+        picture(7).save(folder / "new.png")
+        # By an index of the other kind: this one's file is out of date.
+        FolderIndex(embedder, folder, store).update()
+        stale = FolderIndex(embedder, folder, store, kind=kind)
+        assert stale._searched is stale._vectors, "an outdated one is not searched"
+        assert "new.png" in list(stale.search(picture(7), 9)["path"])
+        found.update()
+        assert found._searched is not found._vectors
+        answer = list(found.search(picture(7), 9)["path"])
+        assert answer[0] == "new.png"
+        assert "four.png" not in answer
+
+
+def test_an_unknown_kind_is_refused(embedder, folder, store):
+    with pytest.raises(ValueError, match="unknown kind of index 'tree'; known: flat, ivf, hnsw"):
+        FolderIndex(embedder, folder, store, kind="tree")
+
+
+def test_vectors_are_written_by_path(embedder, folder, store, tmp_path):
+    found = FolderIndex(embedder, folder, store, workers=2)
+    found.update()
+    picture(8).save(folder / "a" / "between.png")
+    found.update()
+    found.write_vectors(tmp_path / "out" / "vectors.npz")
+    stored = np.load(tmp_path / "out" / "vectors.npz")
+    assert stored["paths"].tolist() == sorted([*PICTURES, "a/between.png"])
+    for path, vector in zip(stored["paths"], stored["vectors"]):
+        alone = found.embedder.embed(folder / path)[0]
+        np.testing.assert_allclose(vector, alone / np.linalg.norm(alone), atol=1e-5)

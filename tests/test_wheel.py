@@ -83,7 +83,8 @@ from importlib.machinery import PathFinder
 
 EXTRAS = {
     "IPython", "dask", "distributed", "ipykernel", "jinja2", "matplotlib", "nbclient", "nbformat",
-    "papermill", "pooch", "psutil", "seaborn", "sentence_transformers", "sklearn",
+    "onnx", "onnxruntime", "onnxscript", "papermill", "pooch", "psutil", "seaborn",
+    "sentence_transformers", "sklearn",
 }
 find = PathFinder.find_spec
 
@@ -94,6 +95,40 @@ def found(name, path=None, target=None):
 
 PathFinder.find_spec = found
 """
+
+
+EMBED = """
+from pathlib import Path
+import numpy as np
+from PIL import Image
+
+assert pumalib.list_models() == ["mini"]
+Path("pictures").mkdir()
+for number in range(3):
+    Image.new("RGB", (60, 50), (80 * number, 9, 9)).save(f"pictures/{number}.png")
+model = pumalib.load("mini")
+vectors = model.embed(sorted(Path("pictures").iterdir()))
+assert vectors.shape == (3, 128)
+
+from pumalib.__main__ import main
+assert main(["embed", "pictures", "-o", "vectors.npz", "--model", "mini"]) == 0
+stored = np.load("vectors.npz")
+assert stored["paths"].tolist() == ["0.png", "1.png", "2.png"]
+np.testing.assert_allclose(stored["vectors"], vectors, atol=1e-5)
+try:
+    model.to_onnx("model.onnx")
+except ImportError as error:
+    assert "pip install 'pumalib[onnx]'" in str(error)
+else:
+    raise AssertionError
+"""
+
+
+def test_a_model_is_in_the_box(installed, elsewhere):
+    before = files(installed)
+    elsewhere(BARE + EMBED)
+    assert {name.split("/")[0] for name in files(elsewhere.project)} == {"pictures", "vectors.npz"}
+    assert files(installed) == before
 
 
 def files(folder):

@@ -63,8 +63,7 @@ def _load(settings: config.Data, seed: int, state: str) -> Benchmark:
         benchmark = images.drop_unreadable(benchmark)
     if settings.prepared:
         benchmark = prepared.use_prepared(benchmark)
-    if settings.holdout:
-        benchmark = check(benchmark.holdout())
+    benchmark = check(benchmark.holdout()) if settings.holdout else benchmark.without_val()
     if settings.shots:
         few = batches.few_shot(benchmark.train, settings.shots, seed)
         table = pd.concat([few, benchmark.test], ignore_index=True)

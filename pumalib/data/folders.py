@@ -1,16 +1,19 @@
-"""Bring your own: `root/<dataset>/<class>/*.jpg`.
+"""Bring your own: `root/<dataset>/<class>/*.jpg`, or one dataset as `root/<class>/*.jpg`.
 
-The first half (rounded up) of a dataset's sorted classes is train.  A file `root/split.csv` says
-otherwise of every class (columns `dataset,class_name,split`: train or test) or every image
-(`path,split`: train, test, query or gallery; the path is relative to root) of the datasets that are
-loaded.  A file elsewhere that a run names (`Data.split`) chooses too: images that it does not name
-are left out.
+The name of one dataset alone is that of its folder.  The first half (rounded up) of a dataset's
+sorted classes is train.  A file `root/split.csv` says otherwise of every class (columns
+`dataset,class_name,split`: train, val or test) or every image (`path,split`: train, val, test,
+query or gallery; the path is relative to root) of the datasets that are loaded.  A file elsewhere
+that a run names (`Data.split`) chooses too: images that it does not name are left out.
+
+Classes of `val` are neither trained on nor tested, but with `Data.holdout` they are what is tested:
+to choose settings without a look at the test classes.
 """
 
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +38,8 @@ EXTENSIONS = (
     ".avif",
 )
 SPLIT_FILE = "split.csv"
+# The splits of whole classes.
+OF_CLASSES = ("train", "val", "test")
 
 
 def load(
@@ -47,10 +52,11 @@ def load(
     warning.  Raises ValueError, which names what is empty or bad.
     """
     root = Path(root).expanduser()
-    found = _folder_names(root, "dataset folder")
+    places = _dataset_places(root)
+    found = list(places)
     check_known("dataset", datasets or [], found)
     chosen = found if datasets is None else datasets
-    images = _listed(root, chosen)
+    images = _listed(root, {name: places[name] for name in chosen})
 
     own_split = root / SPLIT_FILE
     if split is not None:
@@ -78,14 +84,11 @@ def state(root: Path, datasets: Sequence[str] | None, split: Path | None) -> str
     for file in (root / SPLIT_FILE, split):
         if file is not None and file.is_file():
             seen.append(_noted(str(file), file.stat()))
-    for dataset in _visible(root):
-        seen.append(dataset.name)
-        if datasets is not None and dataset.name not in datasets:
-            continue
-        for folder in _visible(Path(dataset.path)):
-            seen.append(f"{dataset.name}/{folder.name}")
-            for entry in _visible(Path(folder.path)):
-                seen.append(_noted(entry.name, _stat(entry)))
+    seen += [entry.name for entry in _visible(root)]
+    for folder in _class_folders(root, datasets):
+        seen.append(folder.path)
+        for entry in _visible(Path(folder.path)):
+            seen.append(_noted(entry.name, _stat(entry)))
     return hashlib.sha256(os.fsencode("\n".join(seen))).hexdigest()
 
 
@@ -127,14 +130,44 @@ class _LeftOut:
             warnings.warn(text, stacklevel=4)
 
 
-def _listed(root: Path, datasets: Sequence[str]) -> pd.DataFrame:
-    """A row per image of these datasets: path, class_name and dataset."""
+def _dataset_places(root: Path) -> dict[str, str]:
+    """The names of the datasets, and where each lies below `root`: "", or its name and "/"."""
+    if _is_one_dataset(root):
+        return {root.absolute().name: ""}
+    return {name: f"{name}/" for name in _folder_names(root, "dataset folder")}
+
+
+def _is_one_dataset(root: Path) -> bool:
+    """Whether the folders in `root` are classes: none holds a folder, and one holds an image."""
+    found = False
+    for folder in _visible(root):
+        for entry in _visible(Path(folder.path)):
+            if entry.is_dir():
+                return False
+            found = found or _is_image_name(entry.name)
+    return found
+
+
+def _class_folders(root: Path, datasets: Sequence[str] | None) -> list[os.DirEntry[str]]:
+    """What lies where the classes of these datasets (None: all) should be, in no order."""
+    inside = _visible(root)
+    if _is_one_dataset(root):
+        return inside
+    folders = []
+    for dataset in inside:
+        if datasets is None or dataset.name in datasets:
+            folders += _visible(Path(dataset.path))
+    return folders
+
+
+def _listed(root: Path, places: Mapping[str, str]) -> pd.DataFrame:
+    """A row per image of these datasets, whose `places` are known: path, class_name and dataset."""
     left_out = _LeftOut()
     rows = []
-    for dataset in datasets:
-        for name in _folder_names(root / dataset, "class folder"):
-            for file in _image_names(root, f"{dataset}/{name}", left_out):
-                rows.append((f"{dataset}/{name}/{file}", name, dataset))
+    for dataset, place in places.items():
+        for name in _folder_names(root / place, "class folder"):
+            for file in _image_names(root, f"{place}{name}", left_out):
+                rows.append((f"{place}{name}/{file}", name, dataset))
     left_out.warn(root)
     return pd.DataFrame(rows, columns=["path", "class_name", "dataset"])
 
@@ -189,7 +222,8 @@ def _checked_names(folder: Path, names: list[str], what: str) -> list[str]:
         if name.encode("utf-8", "ignore").decode() != name:
             raise ValueError(f"{folder}: the name {os.fsencode(name)!r} is not UTF-8; rename it")
     if not names:
-        expected = f"<root>/<dataset>/<class>/<image> ({', '.join(EXTENSIONS)})"
+        layout = "<root>/<dataset>/<class>/<image> or, of one dataset, <root>/<class>/<image>"
+        expected = f"{layout} ({', '.join(EXTENSIONS)})"
         remedy = "fill it, remove it or name another root"
         raise ValueError(f"{folder} holds no {what}; expected {expected}: {remedy}")
     return names
@@ -257,7 +291,7 @@ class _SplitTable:
         split = self.rows["split"][given.index]
         keys = self.keys(images)
 
-        allowed = SPLITS[:2] if self.by_class else SPLITS
+        allowed = OF_CLASSES if self.by_class else SPLITS
         problems = {
             f"no such {self.what} under {root}": ~given.isin(keys),
             f"the split of a {self.what} must be one of {', '.join(allowed)}": ~split.isin(allowed),

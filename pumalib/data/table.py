@@ -18,7 +18,7 @@ from .. import paths
 from ..progress import bar
 
 COLUMNS = ["path", "label", "class_name", "dataset", "split"]
-SPLITS = ("train", "test", "query", "gallery")
+SPLITS = ("train", "val", "test", "query", "gallery")
 # Digests are written after so many files: a process that is killed loses only the last ones.
 WRITTEN_TOGETHER = 20_000
 
@@ -31,8 +31,8 @@ class Benchmark:
     """A set of retrieval datasets, as files under `root` or embedded as `pixels`.
 
     The columns of `images`: `path` (str, relative to `root`, or the row of `pixels`), `label` (int,
-    unique over all datasets), `class_name`, `dataset` and `split`, which is "train", "test",
-    "query" or "gallery"; "test" is both of the last.
+    unique over all datasets), `class_name`, `dataset` and `split`, which is "train", "val", "test",
+    "query" or "gallery"; "test" is both of the last, and "val" is for `holdout` alone.
     """
 
     name: str  # a key of `data.READERS`, such as "mini"
@@ -53,7 +53,7 @@ class Benchmark:
     @property
     def test(self) -> pd.DataFrame:
         """Every row that is evaluated: test, query and gallery."""
-        return self.images[self.images["split"] != "train"]
+        return self.images[~self.images["split"].isin(["train", "val"])]
 
     @property
     def folder(self) -> Path:
@@ -61,6 +61,13 @@ class Benchmark:
         if self.root is None:
             raise ValueError(f"benchmark {self.name!r} is embedded: its images are no files")
         return self.root
+
+    def without_val(self) -> "Benchmark":
+        """Return the benchmark without the images that only `holdout` uses."""
+        is_val = self.images["split"] == "val"
+        if not is_val.any():
+            return self
+        return replace(self, images=self.images[~is_val].reset_index(drop=True))
 
     def select(self, datasets: Sequence[str] | None) -> "Benchmark":
         """Return the benchmark with only these datasets (None: all), in the given order."""
@@ -72,10 +79,15 @@ class Benchmark:
         return replace(self, images=pd.concat(parts, ignore_index=True))
 
     def holdout(self) -> "Benchmark":
-        """Return the training images alone, each dataset's classes halved into train and test.
+        """Return training images alone, to choose settings without a look at the test classes.
 
-        It is there to choose settings without looking at the test classes.
+        Where there are classes of "val" these are tested, else each dataset's classes are halved.
         """
+        is_val = self.images["split"] == "val"
+        if is_val.any():
+            rows = self.images[is_val | (self.images["split"] == "train")]
+            split = rows["split"].replace("val", "test")
+            return replace(self, images=rows.assign(split=split).reset_index(drop=True))
         rows = self.train.reset_index(drop=True)
         place = rows.groupby("dataset", sort=False)["label"].rank("dense", pct=True)
         return replace(self, images=rows.assign(split=np.where(place <= 0.5, "train", "test")))
@@ -164,11 +176,11 @@ def _problem(name: str, rows: pd.DataFrame) -> str | None:
     """The first reason why a dataset with these rows cannot be used."""
     if name in ("unified", "harmonic"):
         return "the name of an overall accuracy; rename the dataset"
-    for find_problem in (_class_on_both_sides, _too_few_classes, _nothing_to_find):
-        problem = find_problem(rows)
-        if problem:
-            return problem
-    return None
+    problem = _class_on_both_sides(rows)
+    if problem:
+        return problem
+    used = rows[rows["split"] != "val"]
+    return _too_few_classes(used) or _nothing_to_find(used)
 
 
 def _classes_of_sides(rows: pd.DataFrame) -> tuple[set[str], set[str]]:
@@ -178,11 +190,12 @@ def _classes_of_sides(rows: pd.DataFrame) -> tuple[set[str], set[str]]:
 
 
 def _class_on_both_sides(rows: pd.DataFrame) -> str | None:
-    train, test = _classes_of_sides(rows)
-    both = train & test
-    if both:
-        count = f"({len(both)} such classes)"
-        return f"class {min(both)!r} is in train and test {count}; move it to one side"
+    side = rows["split"].where(rows["split"].isin(["train", "val"]), "test")
+    for one, other in (("train", "test"), ("train", "val"), ("val", "test")):
+        both = set(rows["class_name"][side == one]) & set(rows["class_name"][side == other])
+        if both:
+            count = f"({len(both)} such classes)"
+            return f"class {min(both)!r} is in {one} and {other} {count}; move it to one side"
     return None
 
 

@@ -4,6 +4,7 @@ Read `metrics` first, for what is measured; `search` finds the neighbours, and `
 much of a difference is chance.
 """
 
+from .arrays import evaluate, evaluate_files
 from .metrics import KS, Scores, pack, scores, unpack
 from .search import neighbours
 from .statistics import (
@@ -37,6 +38,8 @@ __all__ = [
     "averaged",
     "contrast",
     "ensemble_spread",
+    "evaluate",
+    "evaluate_files",
     "harmonic_mean",
     "holm",
     "interval",

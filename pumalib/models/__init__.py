@@ -5,9 +5,9 @@ Read `puma` for the idea, and `parts` for how to add a part of your own.
 """
 
 from . import backbones
-from .embedding import EmbeddingModel, build, count_parameters
+from .embedding import EmbeddingModel, count_parameters
 from .parts import part_settings
-from .saved import load_model, save, trainable_state
+from .saved import build, load_model, model_folder, save, save_whole, trainable_state
 
 __all__ = [
     "EmbeddingModel",
@@ -15,7 +15,9 @@ __all__ = [
     "build",
     "count_parameters",
     "load_model",
+    "model_folder",
     "part_settings",
     "save",
+    "save_whole",
     "trainable_state",
 ]

@@ -84,8 +84,11 @@ def _source(name: str, pretrained: str | bool | Path | None) -> str | Path:
         raise ValueError(f"{what}; for {name!r}: 'hub', 'random' or a file")
     else:
         file = paths.resolve(source)
+        if file.is_dir():
+            # A trained model, which `saved.build` begins from.
+            file = file / "model.safetensors"
     if not file.is_file():
-        remedy = "give pretrained = 'hub', or a file (relative to the project)"
+        remedy = "give pretrained = 'hub', a file or a model's folder (relative to the project)"
         raise FileNotFoundError(f"no weights at {file}; {remedy}")
     return file
 

@@ -146,7 +146,8 @@ class EmbeddingModel(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The transformer with its parts: pooled features (B, D), and the pool's weights (B, M)."""
         if gates is None:
-            gates = self.draw_gates(len(images))
+            # Not len(): an export would fix the number of images.
+            gates = self.draw_gates(images.shape[0])
         gates = {name: gate.to(images.device, non_blocking=True) for name, gate in gates.items()}
         vit = self.backbone
         # E, (B, N, D)

@@ -1,17 +1,22 @@
-"""A trained model as a file: what was trained, of which run, and for which backbone."""
+"""A trained model as a file: what was trained, of which run, and for which backbone.
+
+Such a file, by its folder, may also be what another model begins from: `build`.
+"""
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
-from .. import paths
+from .. import config, paths
 from ..config import Run
-from . import backbones
-from .embedding import EmbeddingModel, build
+from . import backbones, embedding
+from .embedding import EmbeddingModel
 
 MODEL_FILE = "model.safetensors"
 # A folder of such a name is a run's: the name ends in a hash of the run.
@@ -76,6 +81,33 @@ def save(model: EmbeddingModel, run: Run, folder: Path) -> None:
         file.write_bytes(safetensors.torch.save(state, metadata))
 
 
+def save_whole(
+    model: EmbeddingModel, run: Run, folder: Path, dtype: torch.dtype = torch.float32
+) -> None:
+    """Write `model.safetensors` with the backbone into a folder that needs nothing else.
+
+    It says nothing of where data and weights lay in training.  Floating-point tensors are stored as
+    `dtype`; a loaded model has float32 again.  Raises OSError where it cannot be written.
+    """
+    state = {}
+    for name, tensor in model.state_dict().items():
+        stored = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        state[name] = stored.cpu().contiguous()
+    label = _Label(_without_places(run).to_json(), "", json.dumps(model.normalise))
+    metadata = {**asdict(label), "digest": label.digest(state)}
+    with paths.written_whole(folder / MODEL_FILE) as file:
+        file.write_bytes(safetensors.torch.save(state, metadata))
+
+
+def _without_places(run: Run) -> Run:
+    """The run without the folders and files of the machine that trained it."""
+    data = replace(run.data, root=None, split=None)
+    pretrained = run.pretrained
+    if pretrained not in ("embedded", "hub", "random"):
+        pretrained = Path(pretrained).name
+    return replace(run, data=data, pretrained=pretrained)
+
+
 def load_model(
     folder: str | Path, pretrained: str | Path | None = None
 ) -> tuple[EmbeddingModel, Run]:
@@ -113,6 +145,75 @@ def load_model(
     model.load_state_dict(state, strict=False)
     _check_finite(file, state, model)
     return model.eval(), run
+
+
+# ---- a trained model as the start of another
+
+
+def build(
+    method: str | config.Method,
+    backbone: str = backbones.PAPER_BACKBONE,
+    dim: int = 128,
+    *,
+    pretrained: str | bool | Path | None = "hub",
+    image_size: int | None = None,
+    normalise: bool = True,
+    **settings: Any,
+) -> EmbeddingModel:
+    """`embedding.build`, for which `pretrained` may also be the folder of a trained model.
+
+    That is then where the new one begins: it takes over the backbone, as tuned, the parts beside
+    it, and the head where it has the same shape.  Raises ValueError where the two backbones differ,
+    or `method` has not the same parts.
+    """
+    start = model_folder(pretrained)
+    model = embedding.build(
+        method,
+        backbone,
+        dim,
+        pretrained="random" if start else pretrained,
+        image_size=image_size,
+        normalise=normalise,
+        **settings,
+    )
+    if start:
+        _take_over(model, start, backbone, image_size)
+    return model
+
+
+def model_folder(pretrained: str | bool | Path | None) -> Path | None:
+    """The folder of a trained model, where `pretrained` is one."""
+    if pretrained in (None, True, False, "embedded", "hub", "random"):
+        return None
+    folder = paths.resolve(str(pretrained))
+    if (folder / MODEL_FILE).is_file():
+        return folder
+    return None
+
+
+def _take_over(model: EmbeddingModel, folder: Path, backbone: str, image_size: int | None) -> None:
+    """Give `model` the weights of a trained one, but a head of another shape."""
+    trained, run = load_model(folder)
+    if run.backbone != backbone or image_size not in (None, run.data.image_size):
+        here = f"{backbone!r} at {image_size} px"
+        there = f"{run.backbone!r} at {run.data.image_size} px"
+        remedy = "give backbone and image_size of that model, or other weights"
+        raise ValueError(f"{folder} is a model of {there}, not {here}: {remedy}")
+
+    taken = trained.state_dict()
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    for name in [name for name in taken if name.startswith("head.")]:
+        if shapes.get(name) != taken[name].shape:
+            del taken[name]
+    unfit = [name for name, tensor in taken.items() if shapes.get(name) != tensor.shape]
+    if unfit:
+        what = f"{folder} is a model of {run.method.name!r}, whose {unfit[0]} {model.method.name!r}"
+        remedy = f"train {run.method.name!r} with the same settings on, or begin from other weights"
+        raise ValueError(f"{what} has not: {remedy}")
+    model.load_state_dict(taken, strict=False)
+
+
+# ---- reading and checking
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], _Label, Run]:

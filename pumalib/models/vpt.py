@@ -35,4 +35,4 @@ class SinglePrompt(Part):
 
     def forward(self, patches: Tensor, layer: int = 0) -> tuple[Tensor, None]:
         """The prompt before this layer for each of B images, (B, N_p, D), and no weights."""
-        return self.prompts[layer].expand(len(patches), -1, -1), None
+        return self.prompts[layer].expand(patches.shape[0], -1, -1), None

@@ -3,7 +3,8 @@
 Read `loop` first, from `train` on.
 """
 
+from .frozen import warn_if_below
 from .loop import NonFiniteLoss, choose_device, device_name, train
 from .run_folder import run_name
 
-__all__ = ["NonFiniteLoss", "choose_device", "device_name", "run_name", "train"]
+__all__ = ["NonFiniteLoss", "choose_device", "device_name", "run_name", "train", "warn_if_below"]

@@ -1,0 +1,189 @@
+"""A trained model for others: as ONNX, and as a folder with a card and a configuration.
+
+`Embedder.to_onnx` and `Embedder.save` are the ways in.
+"""
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from . import paths
+from .config import Run
+from .data.images import View, normalise
+from .models import EmbeddingModel, count_parameters
+
+# The most by which a number of an embedding may differ between torch and onnxruntime.
+TOLERANCE = 1e-4
+# Images by which the two are compared.
+COMPARED = 5
+
+
+def preprocessing(view: View) -> dict[str, Any]:
+    """What happens to an image before the network, as a plain dict, in order."""
+    settings = view.settings
+    size = settings.image_size
+    side = round(256 * size / 224)
+    return {
+        "colours": "RGB, on white where transparent",
+        "exif_orientation": "applied" if view.upright else "ignored",
+        "resize": [side, side] if settings.resize == "both" else side,
+        "interpolation": "bicubic, antialiased (Pillow)",
+        "centre_crop": size,
+        "mean": list(view.mean),
+        "std": list(view.std),
+    }
+
+
+# ---- ONNX
+
+
+class _FromPixels(nn.Module):
+    """The network with the normalisation before it: uint8 (B, 3, size, size) to (B, dim)."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: EmbeddingModel, view: View):
+        super().__init__()
+        self.model = model
+        self.register_buffer("mean", _of_channels(view.mean))
+        self.register_buffer("std", _of_channels(view.std))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        images = (pixels.float() - self.mean) / self.std
+        return self.model(images)
+
+
+def _of_channels(values: Any) -> Tensor:
+    return 255 * torch.tensor(list(values), dtype=torch.float32)[:, None, None]
+
+
+def write_onnx(model: EmbeddingModel, view: View, file: Path) -> float:
+    """Write the network as ONNX, and compare it with torch: the largest difference of a number.
+
+    Its input `pixels` is uint8 (B, 3, size, size), RGB; the normalisation is inside.  Its output
+    `embeddings` is (B, dim) float32.  What comes before is in its metadata, JSON `preprocessing`.
+    Raises ImportError without `pip install 'pumalib[onnx]'`, RuntimeError where the two differ by
+    more than 1e-4, and no file is left then; OSError where it cannot be written.
+    """
+    onnx, onnxruntime = _onnx_packages()
+    # A copy: where the caller's model lies is no matter here.
+    network = _FromPixels(copy.deepcopy(model), view).cpu().eval()
+    rng = np.random.default_rng(0)
+    size = view.settings.image_size
+    pixels = rng.integers(0, 256, (COMPARED, 3, size, size), dtype=np.uint8)
+    program: Any = torch.onnx.export(
+        network,
+        (torch.from_numpy(pixels[:2]),),
+        input_names=["pixels"],
+        output_names=["embeddings"],
+        dynamic_shapes={"pixels": {0: torch.export.Dim("images", min=1)}},
+        dynamo=True,
+        verbose=False,
+    )
+    made = program.model_proto
+    entry = made.metadata_props.add()
+    entry.key = "preprocessing"
+    entry.value = json.dumps(preprocessing(view))
+    onnx.checker.check_model(made)
+
+    with paths.written_whole(file) as temporary:
+        onnx.save(made, temporary)
+        session = onnxruntime.InferenceSession(str(temporary), providers=["CPUExecutionProvider"])
+        difference = 0.0
+        for batch in (pixels, pixels[:1]):
+            (found,) = session.run(["embeddings"], {"pixels": batch})
+            expected = _by_torch(network.model, view, batch)
+            difference = max(difference, float(np.abs(found - expected).max()))
+        if difference > TOLERANCE:
+            what = f"embeddings by onnxruntime differ from torch's by {difference:.1e}"
+            raise RuntimeError(f"{what}, more than {TOLERANCE}: {file} is not written")
+    return difference
+
+
+def _by_torch(model: EmbeddingModel, view: View, pixels: np.ndarray) -> np.ndarray:
+    with torch.inference_mode():
+        return model(normalise(torch.from_numpy(pixels), view)).float().numpy()
+
+
+def _onnx_packages() -> tuple[Any, Any]:
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401 - torch.onnx needs it
+    except ImportError as error:
+        remedy = "pip install 'pumalib[onnx]'"
+        raise ImportError(f"ONNX needs the package {error.name!r}: {remedy}") from None
+    return onnx, onnxruntime
+
+
+# ---- a folder with a card and a configuration
+
+
+def write_folder(model: EmbeddingModel, run: Run, view: View, folder: Path, about: str) -> None:
+    """Write `config.json` and the card `README.md` beside a model's `model.safetensors`.
+
+    `about` is the card's own text: data, licence, scores, intended use.
+    """
+    content = {"library_name": "pumalib", **_description(model, run, view)}
+    with paths.written_whole(folder / "config.json") as file:
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    with paths.written_whole(folder / "README.md") as file:
+        file.write_text(_card(folder.name, content, about), encoding="utf-8")
+
+
+def _description(model: EmbeddingModel, run: Run, view: View) -> dict[str, Any]:
+    trained, total = count_parameters(model)
+    datasets = None if run.data.datasets is None else list(run.data.datasets)
+    return {
+        "backbone": run.backbone,
+        "pretrained": Path(run.pretrained).name,
+        "method": run.method.name,
+        "loss": run.loss,
+        "embedding_dim": model.dim,
+        "l2_normalised": model.normalise,
+        "parameters": {"trained": trained, "total": total},
+        "trained_on": {"benchmark": run.data.benchmark, "datasets": datasets},
+        "epochs": run.training.epochs,
+        "seed": run.seed,
+        "preprocessing": preprocessing(view),
+    }
+
+
+def _card(name: str, content: Mapping[str, Any], about: str) -> str:
+    """The card: YAML that hubs read, what the model is, how it is used, and what is said of it."""
+    parameters = content["parameters"]
+    millions = f"{parameters['total'] / 1e6:.2f} M parameters"
+    size = content["preprocessing"]["centre_crop"]
+    unit = ", of length 1" if content["l2_normalised"] else ""
+    lines = [
+        "---",
+        "library_name: pumalib",
+        "pipeline_tag: image-feature-extraction",
+        "tags: [metric-learning, image-retrieval]",
+        "---",
+        "",
+        f"# {name}",
+        "",
+        f"An image of {size} px becomes {content['embedding_dim']} numbers{unit}: "
+        f"`{content['method']}` on `{content['backbone']}`, {millions}, "
+        f"trained with `{content['loss']}` for {content['epochs']} epochs.",
+        "",
+        "```python",
+        "import pumalib",
+        "",
+        'model = pumalib.load("<this folder>")',
+        'vectors = model.embed(["a.jpg", "b.jpg"])',
+        "```",
+        "",
+        "`config.json` has the settings and what happens to an image before the network.",
+    ]
+    if about:
+        lines += ["", about.strip()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,86 @@
+"""One static page in HTML that shows queries and what an index found, with nothing beside it."""
+
+import base64
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import pandas as pd
+from PIL import Image
+
+from . import paths
+from .data.images import ImageError, decode
+
+# The longer side of a thumbnail in pixels, and the quality of its JPEG: 3 to 8 KB each.
+SIDE = 144
+QUALITY = 75
+# With so many thumbnails a page has at most about 20 MB.
+MOST_PICTURES = 2500
+
+_STYLE = """
+body { font: 15px/1.4 system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fff; }
+.row { display: flex; flex-wrap: wrap; gap: .6rem; margin: 0 0 1.4rem; align-items: flex-start; }
+figure { margin: 0; width: 150px; }
+figure.query { border-right: 2px solid #888; padding-right: .6rem; }
+img { max-width: 144px; max-height: 144px; display: block; }
+figcaption { overflow-wrap: anywhere; font-size: 12px; }
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A query and what was found for it."""
+
+    query: Path  # its file
+    found: pd.DataFrame  # columns path (below the folder of the index) and cosine
+
+
+def write(answers: Sequence[Answer], folder: Path, file: Path, title: str) -> None:
+    """Write a page of `answers`, of images below `folder`; thumbnails are part of it.
+
+    Raises ValueError where there are more pictures than a page may have, OSError where it cannot be
+    written.
+    """
+    pictures = sum(1 + len(answer.found) for answer in answers)
+    if pictures > MOST_PICTURES:
+        what = f"{pictures:,} pictures are too many for a page"
+        raise ValueError(f"{what}, which has at most {MOST_PICTURES:,}: ask for fewer, or lower k")
+    rows = "\n".join(_row(answer, folder) for answer in answers)
+    page = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n"
+        f"<body><h1>{html.escape(title)}</h1>\n{rows}\n</body></html>\n"
+    )
+    with paths.written_whole(file) as temporary:
+        temporary.write_text(page, encoding="utf-8", errors="replace")
+
+
+def _row(answer: Answer, folder: Path) -> str:
+    figures = [_figure(answer.query, answer.query.name, "query")]
+    for place in answer.found.itertuples():
+        caption = f"{place.cosine:.3f} {place.path}"
+        figures.append(_figure(folder / str(place.path), caption, "found"))
+    return f'<div class="row">{"".join(figures)}</div>'
+
+
+def _figure(file: Path, caption: str, kind: str) -> str:
+    text = html.escape(caption)
+    return (
+        f'<figure class="{kind}"><img src="{_thumbnail(file)}" alt="{text}">'
+        f"<figcaption>{text}</figcaption></figure>"
+    )
+
+
+def _thumbnail(file: Path) -> str:
+    """A small JPEG of an image as a data URI; a grey one where the file cannot be read any more."""
+    try:
+        picture = decode(file, upright=True)
+    except ImageError:
+        picture = Image.new("RGB", (SIDE, SIDE), "lightgrey")
+    picture.thumbnail((SIDE, SIDE))
+    content = BytesIO()
+    picture.save(content, "JPEG", quality=QUALITY)
+    return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()

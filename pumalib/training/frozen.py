@@ -1,0 +1,74 @@
+"""Beside a model of one's own folders: what its frozen backbone finds on the same test images."""
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from .. import paths
+from ..config import METHODS, Run, Training
+from ..models import model_folder
+from . import loop, parallel, run_folder
+
+# The metric by which the two are compared, and its rows.
+METRIC = "R@1"
+ROWS = ("unified", "harmonic")
+
+
+def warn_if_below(run: Run, folder: Path) -> None:
+    """Warn where the trained model in `folder` finds less than its frozen backbone does.
+
+    For `folders` alone: a study has the frozen backbone as a row.  The backbone is evaluated once
+    for the same images, as a run beside `folder`, which `load` takes as any other.
+    """
+    if run.data.benchmark != "folders" or not parallel.is_first():
+        return
+    record = run_folder.read_record(folder)
+    if record["parameters"]["trainable"] == 0:
+        return
+    if model_folder(run.pretrained):
+        # It went on from a trained model: the backbone's own weights are not at hand.
+        return
+    bare = of_backbone(run)
+    beside = folder.parent / run_folder.run_name(bare)
+    run_folder.make(beside)
+    with FileLock(beside / run_folder.LOCK):
+        loop.train(bare, beside)
+
+    found = _accuracies(record)
+    by_backbone = _accuracies(run_folder.read_record(beside))
+    if all(found[row] >= by_backbone[row] for row in ROWS):
+        return
+    what = f"the frozen backbone finds {_percent(by_backbone)} on these folders"
+    theirs = f"your model {_percent(found)} (R@1; pumalib.read_scores has the intervals)"
+    use = f"to use it: pumalib.load({paths.shown(beside)!r})"
+    train = "to train another: a lower lr, fewer or more epochs, or more images"
+    warnings.warn(f"{what}, {theirs}; {use}; {train}", stacklevel=3)
+
+
+def of_backbone(run: Run) -> Run:
+    """The run that trains nothing, of the same backbone and the same test images.
+
+    What only concerns training is not taken over, so that many runs share it.
+    """
+    recipe = Training(device=run.training.device, workers=run.training.workers)
+    return Run(
+        data=replace(run.data, shots=0),
+        backbone=run.backbone,
+        pretrained=run.pretrained,
+        method=METHODS["pretrained"],
+        training=recipe,
+    )
+
+
+def _accuracies(record: dict[str, Any]) -> dict[str, float]:
+    return {row["dataset"]: row[METRIC] for row in record["table"]}
+
+
+def _percent(accuracies: dict[str, float]) -> str:
+    unified, harmonic = (f"{100 * accuracies[row]:.1f}%" for row in ROWS)
+    if unified == harmonic:
+        return unified
+    return f"{unified} (harmonic mean of datasets {harmonic})"

@@ -1,0 +1,123 @@
+"""The blocks of docs/own-images.md, run one after another as they stand, where a reader stands."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pumalib import paths
+from pumalib.__main__ import main
+from pumalib.models import backbones
+
+PAGE = paths.ROOT / "docs" / "own-images.md"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = "python -m pumalib "
+
+
+def blocks():
+    return BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+
+
+def make_images(folder):
+    """What the reader has: six classes of five images, a query and labels."""
+    rng = np.random.default_rng(0)
+    labels = ["path,label"]
+    for name in ("cups", "hats", "keys", "mugs", "pens", "toys"):
+        (folder / "photos" / name).mkdir(parents=True)
+        base = rng.integers(0, 256, (4, 5, 3))
+        for number in range(5):
+            noise = np.clip(base + rng.integers(-9, 9, base.shape), 0, 255).astype(np.uint8)
+            picture = Image.fromarray(noise).resize((60, 50), Image.Resampling.BICUBIC)
+            picture.save(folder / "photos" / name / f"{number}.jpg")
+            labels.append(f"{name}/{number}.jpg,{name}")
+    shutil.copy(folder / "photos" / "cups" / "0.jpg", folder / "query.jpg")
+    (folder / "labels.csv").write_text("\n".join(labels))
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch):
+    """A folder with images and nothing else, as after installing the wheel, and a hub at hand."""
+    home = tmp_path / "home"
+    make_images(home)
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(paths, "ROOT", home)
+    monkeypatch.setattr(paths, "RESULTS", home / "results")
+    monkeypatch.setattr(paths, "CACHE", tmp_path / "cache")
+    from_timm = backbones._from_timm
+
+    def from_hub(name, pretrained, image_size):
+        """The same weights each time, as the hub has them; but random ones."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return from_timm(name, False, image_size)
+
+    monkeypatch.setattr(backbones, "_from_timm", from_hub)
+    return home
+
+
+def run_commands(text):
+    for line in text.splitlines():
+        assert line.startswith(COMMAND), line
+        assert main(line.removeprefix(COMMAND).split()) == 0, line
+
+
+def write_file(text):
+    name = re.match(r"# ([\w.-]+)\n", text)[1]
+    with open(name, "w", encoding="utf-8") as file:  # noqa: PTH123 - as an editor does
+        file.write(text)
+
+
+@pytest.mark.filterwarnings("ignore:the frozen backbone finds")
+def test_every_block_of_the_page_runs_as_it_stands(reader, capsys):
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+    found = blocks()
+    assert len(found) == PAGE.read_text(encoding="utf-8").count("```") / 2 >= 10
+    names = {}
+    kinds = []
+    for kind, text in found:
+        kinds.append(kind)
+        if kind == "python":
+            exec(compile(text, str(PAGE), "exec"), names)
+        elif kind == "yaml":
+            write_file(text)
+        else:
+            run_commands(text)
+    assert {"python", "yaml", ""} == set(kinds)
+
+    said = capsys.readouterr().out
+    assert "{'missing.jpg'" not in said and "{1: 'FileNotFoundError'}" in said
+    assert names["vectors"].shape == (2, 128)
+    page = (reader / "page.html").read_text()
+    assert page.count("<img ") == 6
+    assert names["table"].at["all", "queries"] == 30
+    assert sorted(file.name for file in (reader / "models").iterdir()) == [
+        "first",
+        "mine",
+        "mine.onnx",
+    ]
+    assert names["second"] != names["folder"]
+
+
+def test_the_page_says_what_a_class_folder_is_called(reader):
+    """The dataset of a split file, as the page has it."""
+    from pumalib import data
+
+    rows = [f"photos,{name},test" for name in ("cups", "hats", "keys")]
+    rows += [f"photos,{name},train" for name in ("mugs", "pens", "toys")]
+    (reader / "photos" / "split.csv").write_text("\n".join(["dataset,class_name,split", *rows]))
+    assert data.read("folders", reader / "photos").train["class_name"].unique().tolist() == [
+        "mugs",
+        "pens",
+        "toys",
+    ]
+
+
+def test_the_sizes_and_names_on_the_page_are_right():
+    text = PAGE.read_text(encoding="utf-8")
+    assert "{" + "RECALL" not in text and "{" + "EVALUATE" not in text
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (PAGE.parent / link).exists(), link
