@@ -29,7 +29,7 @@ _SHOWN_AS_THEY_ARE = "mini"
 
 
 # Trained models that come with the package, by name: folders of `kept`, with a card each.
-KEPT = ("mini",)
+KEPT = ("mini", "mini-puma")
 
 
 def load(

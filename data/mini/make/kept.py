@@ -1,7 +1,9 @@
-"""Write `pumalib/kept/mini`, the model that comes with the package, from its run.
+"""Write `pumalib/kept/<name>`, a model that comes with the package, from its run.
 
 python -m pumalib train full --profile mini --seed 0
-python data/mini/make/kept.py results/mini/runs/full-curricularface-<hash>
+python data/mini/make/kept.py mini results/mini/runs/full-curricularface-<hash>
+python -m pumalib train puma --profile mini --seed 0
+python data/mini/make/kept.py mini-puma results/mini/runs/puma-curricularface-<hash>
 
 Weights are stored in two bytes each; the card has the scores of what is stored.
 """
@@ -38,10 +40,18 @@ of timm's hub (`pumalib.frozen`), or train one.
 
 ## How it was made
 
-`python -m pumalib train full --profile mini --seed 0`, then `python data/mini/make/kept.py <its
-folder>`. Of the methods in the study's table of this benchmark, full fine-tuning has the highest
-R@1.
+`python -m pumalib train {method} --profile mini --seed 0`, then `python data/mini/make/kept.py
+{name} <its folder>`. {why}
 """
+
+# Why these are kept.
+WHY = {
+    "mini": (
+        "Of the methods in the study's table of this benchmark, full fine-tuning has the\n"
+        "highest R@1."
+    ),
+    "mini-puma": "It is the model that the notebook 20_puma_from_scratch takes apart.",
+}
 
 
 def scores(folder: Path) -> str:
@@ -57,12 +67,13 @@ def scores(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def main(folder: str) -> None:
-    kept = Path(pumalib.__file__).parent / "kept" / "mini"
+def main(name: str, folder: str) -> None:
+    kept = Path(pumalib.__file__).parent / "kept" / name
     model = pumalib.load(folder)
     model.save(kept, half=True)
-    model.save(kept, about=ABOUT.format(scores=scores(kept)), half=True)
+    made = {"method": model.run.method.name, "name": name, "why": WHY[name]}
+    model.save(kept, about=ABOUT.format(scores=scores(kept), **made), half=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
