@@ -475,6 +475,20 @@ class TestGains:
         assert "printed" not in lines(right)
 
 
+def test_a_waffle_has_a_square_for_each_of_its_whole():
+    counts = pd.Series({"sop": 6.6, "cub": 3.8, "dogs": 1.6})
+    (axis,) = figures.waffle(counts, "twelve images", lines=3).axes
+    squares = {dots.get_label(): dots.get_offsets().tolist() for dots in axis.collections}
+    # Rounded so that none is lost, column by column.
+    assert {name: len(places) for name, places in squares.items()} == {
+        "sop 7": 7,
+        "cub 3": 3,
+        "dogs 2": 2,
+    }
+    assert squares["sop 7"] == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [2, 0]]
+    assert squares["dogs 2"] == [[3, 1], [3, 2]]
+
+
 def test_verdicts_are_squares_by_claim_and_section():
     columns = ["section", "claim", "print", "here"]
     card = pd.DataFrame(
@@ -530,6 +544,8 @@ class TestHeatmap:
     def test_a_signed_scale_is_symmetric(self):
         signed = figures.heatmap(self.TABLE, "what", "how much", signed=True).axes[0].collections[0]
         assert signed.get_clim() == (-1, 1)
+        wide = figures.heatmap(self.TABLE, "what", "how much", signed=True, limit=2)
+        assert wide.axes[0].collections[0].get_clim() == (-2, 2)
         plain = figures.heatmap(self.TABLE, "what", "how much").axes[0].collections[0]
         assert plain.get_clim() == (-1, 0.5)
 

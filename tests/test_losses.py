@@ -96,6 +96,7 @@ CODE = {"variant": "code"}
         ("proxygml", HALF_GML, 0),
         ("proxygml", ALL_GML, log1p_exp(0.2) + 0.3 * log1p_exp(-1)),
         ("softtriple", {"centers": 1}, log1p_exp(20 * (0.8 - 0.6 + 0.01))),
+        ("normsoftmax", {}, log1p_exp((0.8 - 0.6) / 0.05)),
         ("cosface", {}, log1p_exp(64 * (0.8 - 0.6 + 0.35))),
         ("arcface", {}, log1p_exp(64 * (0.8 - math.cos(ANGLE + 0.5)))),
         ("curricularface", {}, log1p_exp(32 * (0.8 * (0.006 + 0.8) - math.cos(ANGLE + 0.3)))),
@@ -107,6 +108,16 @@ def test_proxy_losses_by_hand(name, hyper, expected):
     loss = make(name, 2, 2, **hyper).double()
     loss.proxies.data.copy_(torch.tensor([[3, 0], [0, 2]]))
     assert loss(POINTS[1:2], LABELS[1:2]).item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_cross_entropy_by_hand():
+    """Neither embeddings nor class vectors are normalised."""
+    loss = make("crossentropy", 2, 2).double()
+    loss.classifier.weight.data.copy_(torch.tensor([[3, 0], [0, 2]]))
+    loss.classifier.bias.data.copy_(torch.tensor([0.5, -0.5]))
+    x = 10 * POINTS[1:2]
+    expected = log1p_exp((2 * 8 - 0.5) - (3 * 6 + 0.5))
+    assert loss(x, LABELS[1:2]).item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_softtriple_centres_and_regulariser_by_hand():
@@ -247,7 +258,16 @@ def test_low_precision_and_autocast(name):
 
 
 PAIRS = ["contrastive", "triplet", "npair", "margin", "ms", "supcon", "hyp", "xbm", "direction"]
-PROXIES = ["proxynca", "proxynca++", "proxyanchor", "proxygml", "softtriple", "cosface", "arcface"]
+PROXIES = [
+    "proxynca",
+    "proxynca++",
+    "proxyanchor",
+    "proxygml",
+    "normsoftmax",
+    "softtriple",
+    "cosface",
+    "arcface",
+]
 
 
 # By hand: cosines of POINTS are 0.6, 0 and 0.8, distances FAR of the pair and NEAR of the nearest.

@@ -70,6 +70,7 @@ CASES = {
     "hyp": ({"c": 0}, pml.NTXentLoss(0.2)),
     "proxynca++": ({}, pml.ProxyNCALoss(C, D, softmax_scale=9)),
     "proxyanchor": ({}, pml.ProxyAnchorLoss(C, D)),
+    "normsoftmax": ({}, pml.NormalizedSoftmaxLoss(C, D)),
     "softtriple": ({}, pml.SoftTripleLoss(C, D)),
     "cosface": ({}, pml.CosFaceLoss(C, D)),
     "arcface": ({}, pml.ArcFaceLoss(C, D, margin=math.degrees(0.5))),
@@ -84,6 +85,20 @@ def test_losses_agree_with_the_library(case):
         agree(loss, reference, loss.proxies, next(reference.parameters()))
     else:
         agree(loss, reference)
+
+
+def test_cross_entropy_is_that_of_a_classifier_of_torch():
+    x, labels = batch()
+    loss = losses.make("crossentropy", C, D)
+    ours = x.clone().requires_grad_()
+    its = x.clone().requires_grad_()
+
+    value = loss(ours, labels)
+    expected = torch.nn.CrossEntropyLoss()(loss.classifier(its), labels)
+    value.backward()
+    expected.backward()
+    assert value.item() == expected.item()
+    assert torch.equal(ours.grad, its.grad)
 
 
 def test_xbm_against_a_list():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pumalib import config, data, losses, training
-from pumalib.losses.texts import similarities
+from pumalib.losses.texts import readable, similarities
 from pumalib.training import run_folder
 
 NAMES = ["red bird", "red car", "car"]
@@ -18,6 +18,41 @@ def test_similarities_of_words():
     words = similarities("words", NAMES)
     assert words[0, 2] == 0 < words[0, 1] < words[1, 2] < 1
     np.testing.assert_allclose(np.diag(words), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("001_Black_footed_Albatross", "Black footed Albatross"),
+        ("001.Black_footed_Albatross", "Black footed Albatross"),
+        ("n01629819_European_fire_salamander", "European fire salamander"),
+        ("013_Audi_TT_RS_Coupe_2012", "Audi TT RS Coupe 2012"),
+        ("Alpro-Fresh-Soy-Milk", "Alpro Fresh Soy Milk"),
+        ("short zag flat thin wide", "short zag flat thin wide"),
+        # A name that is a number keeps it, also where more follow.
+        ("0023-20e3", "0023 20e3"),
+        ("17", "17"),
+        ("2012_2013", "2012 2013"),
+    ],
+)
+def test_words_in_the_names_of_folders(name, words):
+    assert readable(name) == words
+
+
+def test_names_of_one_benchmark_are_compared_by_their_words():
+    names = ["001_Black_footed_Albatross", "002_Laysan_Albatross", "009_Brewer_Blackbird"]
+    words = similarities("words", names)
+    np.testing.assert_allclose(words, similarities("words", [readable(name) for name in names]))
+    assert words[0, 2] == words[1, 2] == 0 < words[0, 1]
+
+
+def test_similarities_of_characters():
+    names = ["sparrow", "sparrows", "gull"]
+    characters = similarities("characters", names)
+    assert similarities("words", names)[0, 1] == 0
+    assert characters[0, 1] > 0.6
+    assert characters[0, 2] == characters[1, 2] == 0
+    np.testing.assert_allclose(np.diag(characters), 1)
 
 
 def test_similarities_of_tables(tmp_path):
@@ -52,7 +87,10 @@ def test_similarities_of_a_text_model(tmp_path):
         ("none.csv", r"texts = 'none.csv': there is no file .*none.csv"),
         ("bad.npz", "bad.npz is no table of texts or embeddings by class_name"),
         ("few.csv", "few.csv has nothing on 2 of the classes, for instance 'red bird'"),
-        ("no such model", r"texts = 'no such model' cannot be used .*known: \"words\", a .csv"),
+        (
+            "no such model",
+            r"texts = 'no such model' cannot be used .*known: \"words\", \"characters\", a .csv",
+        ),
     ],
 )
 def test_texts_that_cannot_be_used(source, message, tmp_path, monkeypatch):

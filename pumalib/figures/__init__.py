@@ -7,7 +7,7 @@ whole.
 """
 
 from .looks import COLOURS, FALSE, GREY, LOOKS, OURS, TRUE, Look, looks_of
-from .maps import embedding_map, field, heatmap, verdicts
+from .maps import embedding_map, field, heatmap, verdicts, waffle
 from .panels import accuracy_against_parameters, against, curves, gains, intervals
 from .pictures import Gap, Picture, Text, contact_sheet, picture_grid, retrieval_grid
 from .style import STYLE, save, use_style
@@ -41,5 +41,6 @@ __all__ = [
     "tuning_curves",
     "use_style",
     "verdicts",
+    "waffle",
     "where_it_wins",
 ]

@@ -20,12 +20,18 @@ HUES = 32
 
 @styled
 def heatmap(
-    table: pd.DataFrame, title: str, label: str, fmt: str = "", signed: bool = False
+    table: pd.DataFrame,
+    title: str,
+    label: str,
+    fmt: str = "",
+    *,
+    signed: bool = False,
+    limit: float = 1,
 ) -> Figure:
     """Rows by columns as colours, NaN left out (Fig. 4).
 
     `label` says what the colours mean, `fmt`, such as ".1f", writes the numbers into the cells,
-    `signed` is a scale from -1 to 1 with white in its middle.
+    `signed` is a scale from -`limit` to `limit` with white in its middle.
     """
     cell_width = 0.6 if fmt else 0.25
     longest_row = max(len(str(name)) for name in table.index)
@@ -33,7 +39,7 @@ def heatmap(
     width = 2.5 + 0.06 * longest_row + cell_width * table.shape[1]
     scale: dict[str, Any] = {"cmap": "viridis"}
     if signed:
-        scale = {"cmap": "vlag_r", "vmin": -1, "vmax": 1}
+        scale = {"cmap": "vlag_r", "vmin": -limit, "vmax": limit}
 
     figure, axes = empty_panels(1, 1, max(4.5, width), 1.5 + 0.3 * len(table))
     axis = sns.heatmap(
@@ -55,6 +61,36 @@ def heatmap(
     else:
         plt.setp(axis.get_xticklabels(), rotation=0)
     return figure
+
+
+@styled
+def waffle(counts: pd.Series, title: str, lines: int = 12) -> Figure:
+    """A whole as squares, column by column: each name has as many as its number in `counts`.
+
+    The sum of `counts` is a whole number, a multiple of `lines`; single numbers may be fractions.
+    """
+    ends = counts.cumsum().round().astype(int)
+    squares = ends.diff().fillna(ends.iloc[0]).astype(int)
+    looks = looks_of(counts.index)
+    places = np.arange(ends.iloc[-1])
+    across = places // lines
+    down = places % lines
+
+    columns = across.max() + 1
+    side = PAGE_WIDTH / columns
+    figure, axes = empty_panels(1, 1, PAGE_WIDTH, lines * side, extra=0.9)
+    axis = axes[0, 0]
+    # Squares with a gap between them: an inch has 72 points.
+    area = (0.82 * 72 * side) ** 2
+    for name, end in ends.items():
+        mine = slice(end - squares[name], end)
+        label = f"{name} {squares[name]}"
+        axis.scatter(
+            across[mine], down[mine], s=area, marker="s", color=looks[name].colour, label=label
+        )
+    axis.set(xlim=(-0.6, columns - 0.4), ylim=(lines - 0.4, -0.6), aspect="equal")
+    axis.axis("off")
+    return finish(figure, axes, title, markerscale=6 / area**0.5)
 
 
 @styled

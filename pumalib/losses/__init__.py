@@ -16,7 +16,14 @@ from .base import Loss
 from .hyperbolic import Hyp
 from .pair import Contrastive, Margin, MultiSimilarity, NPair, PairLoss, SupCon, Triplet
 from .proxy import ProxyAnchor, ProxyGML, ProxyLoss, ProxyNCA, ProxyNCApp
-from .softmax import ArcFace, CosFace, CurricularFace, SoftTriple
+from .softmax import (
+    ArcFace,
+    CosFace,
+    CrossEntropy,
+    CurricularFace,
+    NormalisedSoftmax,
+    SoftTriple,
+)
 from .wrappers import XBM, Language, Wrapper
 
 __all__ = [
@@ -45,6 +52,8 @@ LOSSES: dict[str, type[Loss]] = {
     "proxynca++": ProxyNCApp,
     "proxyanchor": ProxyAnchor,
     "proxygml": ProxyGML,
+    "crossentropy": CrossEntropy,
+    "normsoftmax": NormalisedSoftmax,
     "softtriple": SoftTriple,
     "cosface": CosFace,
     "arcface": ArcFace,

@@ -8,14 +8,63 @@ import math
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from .base import amount, choice, divisor, one_or_more, sqrt_or_zero
+from .base import Loss, amount, choice, divisor, one_or_more, sqrt_or_zero
 from .proxy import ProxyLoss
 
 CurricularFaceVariant = Literal["paper", "code"]
+
+
+class CrossEntropy(Loss):
+    """Mean cross-entropy of the logits x W^T + b, as a classifier has it.
+
+    The survey (arXiv 2312.10046) begins with it.  x is the model's output before L2 normalisation;
+    W (C, D) and b (C,) start as those of a linear layer.  Outputs are compared by their cosine.
+    Raises ValueError where `num_classes` or `dim` is not given.
+    """
+
+    normalised_input = False
+
+    def __init__(self, num_classes: int | None = None, dim: int | None = None) -> None:
+        if num_classes is None or dim is None:
+            raise ValueError("CrossEntropy learns a classifier: it needs num_classes and dim")
+        if num_classes < 1 or dim < 1:
+            got = f"num_classes = {num_classes}, dim = {dim}"
+            raise ValueError(f"{got}: they should be greater than or equal to 1")
+        super().__init__(num_classes, dim)
+        self.classifier = nn.Linear(dim, num_classes)
+
+    @override
+    def compute(self, x: Tensor, labels: Tensor) -> Tensor:
+        # Logits of more would overflow float32.
+        x = x.clamp(-1e16, 1e16)
+        weight = self.classifier.weight.to(x.dtype)
+        bias = self.classifier.bias.to(x.dtype)
+        return F.cross_entropy(F.linear(x, weight, bias), labels)
+
+
+class NormalisedSoftmax(ProxyLoss):
+    """Mean cross-entropy of s_c / temperature: class vectors and embeddings have length 1.
+
+    Zhai and Wu, BMVC 2019; without their balanced batches.
+    """
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        dim: int | None = None,
+        *,
+        temperature: float = 0.05,
+    ) -> None:
+        super().__init__(num_classes, dim)
+        self.temperature = divisor("temperature", temperature)
+
+    @override
+    def compute(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.cosines(x) / self.temperature, labels)
 
 
 class SoftTriple(ProxyLoss):

@@ -1,6 +1,7 @@
 """What texts say of classes: similarities for the `language` loss."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,17 @@ if TYPE_CHECKING:
 
 INSTALL = 'pip install "pumalib[language]"'
 
+# What folders of datasets put before a name: "001.", "n01443537_".
+_NUMBER_BEFORE = re.compile(r"^(n\d{8}|\d+)[._]+(?=\D)")
+# What they write between words where a space cannot stand.
+_BETWEEN_WORDS = re.compile(r"[\s_.-]+")
+
 
 def similarities(source: str, classes: Sequence[str]) -> np.ndarray:
     """Cosines (C, C) of what `source` says of the `classes`.
 
-    "words": their names, as weighted bags of words.
+    "words": their names, as weighted bags of words; "characters": as weighted bags of three to
+    five letters in a row, by which "Albatross" is like "Albatrosses".  See `readable`.
     A file: a CSV with `class_name` and `text`, or with `class_name` and the numbers of an
     embedding, or an npz with `names` and `vectors`.
     A text model of sentence-transformers, a hub's name or a folder: its embeddings of
@@ -36,6 +43,15 @@ def similarities(source: str, classes: Sequence[str]) -> np.ndarray:
     return vectors @ vectors.T
 
 
+def readable(name: str) -> str:
+    """The words in the name of a class's folder: "001_Black_footed_Albatross" has three.
+
+    A number or a WordNet id before the name is left out.
+    """
+    words = _BETWEEN_WORDS.split(_NUMBER_BEFORE.sub("", name))
+    return " ".join(word for word in words if word)
+
+
 def digest(source: str) -> str:
     """What the file `source` holds, as SHA-256; "" where it names no file."""
     file = _file(source)
@@ -47,10 +63,12 @@ def digest(source: str) -> str:
 def _vectors(source: str, names: list[str]) -> np.ndarray:
     """A vector (C, D) of each name."""
     if source == "words":
-        return _bags_of_words(names)
+        return _bags_of_words([readable(name) for name in names])
+    if source == "characters":
+        return _bags_of_letters([readable(name) for name in names])
     file = _file(source)
     if file is None:
-        return _encode(source, [f"a photo of a {name}" for name in names])
+        return _encode(source, [f"a photo of a {readable(name)}" for name in names])
     table = _read(file)
     lost = sorted(set(names) - set(table.index))
     if lost:
@@ -67,6 +85,13 @@ def _bags_of_words(texts: Sequence[str]) -> np.ndarray:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     return TfidfVectorizer(token_pattern=r"\w+").fit_transform(texts).toarray()
+
+
+def _bags_of_letters(texts: Sequence[str]) -> np.ndarray:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    letters = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 5))
+    return letters.fit_transform(texts).toarray()
 
 
 def _file(source: str) -> Path | None:
@@ -109,6 +134,8 @@ def _encode(source: str, texts: list[str]) -> np.ndarray:
         return SentenceTransformer(model).encode(texts)
     except Exception as error:
         # Not installed, unknown, damaged or no network: the libraries below raise many kinds.
-        known = f'"words", a .csv or .npz file, a model of sentence-transformers ({INSTALL})'
+        known = (
+            f'"words", "characters", a .csv or .npz file, a sentence-transformers model ({INSTALL})'
+        )
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"texts = {source!r} cannot be used ({reason}); known: {known}") from error
