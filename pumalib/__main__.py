@@ -10,9 +10,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .study.pages import Kept
 
 
 def assigned(context: click.Context, option: click.Parameter, pairs: tuple[str, ...]) -> dict:
@@ -294,6 +299,30 @@ def data(
     if not bad:
         click.echo("every image can be decoded")
     return int(bool(bad))
+
+
+@cli.command()
+def pages() -> None:
+    """Write the numbers of README.md, docs/results.md and the report anew from kept runs."""
+    from . import paths
+    from .study import pages as kept_pages
+
+    kept = kept_pages.Kept()
+    for path in kept_pages.write(kept):
+        click.echo(f"written: {paths.shown(path)}")
+    for path in _draw_claimed(kept):
+        click.echo(f"drawn: {paths.shown(path)}")
+
+
+def _draw_claimed(kept: "Kept") -> "list[Path]":
+    """The figure of README.md, in both its forms."""
+    from . import figures, paths
+    from .study import pages as kept_pages
+
+    unit = "PUMA minus the rival: points of unified Recall@1, with 95% intervals"
+    figure = figures.claimed_and_measured(kept_pages.claimed(kept), "PUMA", unit)
+    folder = paths.RESULTS / kept.stage
+    return [figures.save(figure, folder / f"claimed_and_measured.{end}") for end in ("svg", "png")]
 
 
 def main(argv: list[str] | None = None) -> int:
