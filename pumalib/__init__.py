@@ -32,7 +32,7 @@ _LIBRARY = [
     "progress",
     "training",
 ]
-_STUDY = ["figures", "study"]  # these need the checkout
+_STUDY = ["figures", "report", "study"]  # these need the checkout
 
 __all__ = [*_FUNCTIONS, *_LIBRARY]
 

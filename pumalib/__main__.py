@@ -10,14 +10,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .study.pages import Kept
 
 
 def assigned(context: click.Context, option: click.Parameter, pairs: tuple[str, ...]) -> dict:
@@ -302,27 +297,22 @@ def data(
 
 
 @cli.command()
-def pages() -> None:
-    """Write the numbers of README.md, docs/results.md and the report anew from kept runs."""
-    from . import paths
+@click.option("--build", type=click.Path(), help="the folder of the report, which is written too")
+def pages(build: str | None) -> None:
+    """Write the numbers of README.md, docs and the report anew, and draw README's figure."""
+    from . import figures, paths, report
     from .study import pages as kept_pages
 
     kept = kept_pages.Kept()
     for path in kept_pages.write(kept):
         click.echo(f"written: {paths.shown(path)}")
-    for path in _draw_claimed(kept):
+    figure = report.claimed(kept)
+    for end in ("svg", "png"):
+        path = figures.save(figure, paths.RESULTS / kept.stage / f"claimed_and_measured.{end}")
         click.echo(f"drawn: {paths.shown(path)}")
-
-
-def _draw_claimed(kept: "Kept") -> "list[Path]":
-    """The figure of README.md, in both its forms."""
-    from . import figures, paths
-    from .study import pages as kept_pages
-
-    unit = "PUMA minus the rival: points of unified Recall@1, with 95% intervals"
-    figure = figures.claimed_and_measured(kept_pages.claimed(kept), "PUMA", unit)
-    folder = paths.RESULTS / kept.stage
-    return [figures.save(figure, folder / f"claimed_and_measured.{end}") for end in ("svg", "png")]
+    if build:
+        for path in report.build(paths.resolve(build)):
+            click.echo(f"built: {paths.shown(path)}")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -43,6 +43,9 @@ CONTENT = r"(?:(?!<!--).)*"
 MARKER = re.compile(rf"(?P<start>{OPENING}){CONTENT}(?P<end><!-- end -->)", re.DOTALL)
 CHECK = re.compile(r"<!-- holds: (?P<said>(?:(?!-->).)*) -->", re.DOTALL)
 
+# Of a core at work, assumed and not measured.
+WATTS = 15
+
 # The signs of `holds`, by where the interval of a difference lies.
 BELOW, ACROSS, ABOVE = "<", "~", ">"
 COMPARISON = re.compile(r"\s*(?P<row>.+?) (?P<sign>[<~>]) (?P<other>.+?)\s*")
@@ -136,6 +139,11 @@ class Kept:
     def _paired(self, key: str, other: str, profile: str) -> pd.DataFrame:
         return runs.difference(self.names(key, profile), self.names(other, profile), profile)
 
+    def last_loss(self, key: str, profile: str) -> float:
+        """A row's training loss of the last epoch, the mean of its seeds."""
+        logs = [store.record(name, profile)["log"] for name in self.names(key, profile)]
+        return float(np.mean([log[-1]["loss"] for log in logs]))
+
     def printed(self, key: str, column: str) -> float:
         """What the paper prints of a row, in percent; NaN where it prints nothing."""
         row = self.row(key)
@@ -226,6 +234,11 @@ def written(text: str, kept: Kept, page: str = "the page") -> str:
         with _named(page, found[0]):
             check(found["said"], kept)
     return MARKER.sub(fill, text)
+
+
+def without_markers(text: str) -> str:
+    """A page without its comments, which other readers than GitHub may stumble over."""
+    return re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
 
 
 class _named:  # noqa: N801 - read as a word: with _named(...)
@@ -346,6 +359,12 @@ def core_hours(kept: Kept, profile: str = "") -> str:
     return f"{alone['seconds'].sum() / 3600:.1f}"
 
 
+def kilowatt_hours(kept: Kept, *profiles: str) -> str:
+    """What the training of all kept runs took, at an assumed `WATTS` a core."""
+    hours = sum(float(core_hours(kept, profile)) for profile in profiles)
+    return f"{hours * WATTS / 1000:.1f}"
+
+
 def runs_kept(kept: Kept, profile: str = "") -> str:
     """How many runs of a profile are kept, ensembles apart."""
     listed = runs.list_runs(profile or kept.stage)
@@ -354,13 +373,8 @@ def runs_kept(kept: Kept, profile: str = "") -> str:
 
 def loss_order(kept: Kept, *keys: str) -> str:
     """The rank correlation of unified R@1 with the last training loss, over rows of the stage."""
-    accuracies = []
-    losses = []
-    for key in keys:
-        names = kept.names(key, kept.stage)
-        logs = [store.record(name, kept.stage)["log"] for name in names]
-        losses.append(np.mean([log[-1]["loss"] for log in logs]))
-        accuracies.append(kept.levels(key, kept.stage, "unified")["value"])
+    losses = [kept.last_loss(key, kept.stage) for key in keys]
+    accuracies = [kept.levels(key, kept.stage, "unified")["value"] for key in keys]
     return f"{stats.spearmanr(accuracies, losses).statistic:.2f}"
 
 
@@ -393,6 +407,7 @@ IN_LINE: dict[str, Callable[..., str]] = {
     "trained": trained_share,
     "count": count,
     "hours": core_hours,
+    "kilowatt-hours": kilowatt_hours,
     "runs": runs_kept,
     "loss-order": loss_order,
     "print-count": print_count,
@@ -437,7 +452,7 @@ def rows_table(
         names.append("trained / total")
     names += ["unified", "harmonic"]
     if printed:
-        names += ["paper: unified", "harmonic"]
+        names += ["paper: unified", "paper: harmonic"]
 
     lines = []
     for key in rows:
@@ -558,7 +573,7 @@ def _table(names: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
     """A table of Markdown; columns of numbers stand to the right."""
     head = f"| {' | '.join(names)} |"
     columns = zip(*lines, strict=True)
-    sides = "|".join("---:" if _are_numbers(column) else "---" for column in columns)
+    sides = "|".join("---:" if _are_numbers(column) else ":---" for column in columns)
     body = [f"| {' | '.join(str(cell) for cell in line)} |" for line in lines]
     return "\n".join([head, f"|{sides}|", *body])
 
