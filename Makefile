@@ -31,7 +31,7 @@ site: .venv/installed  ## the executed notebooks of PROFILE as one searchable si
 	$(BIN)/jupyter-book build --quiet $(SITE)
 
 report: .venv/installed  ## the numbers of README.md and docs anew, and the report: $(REPORT)/report.html, report.pdf
-	$(BIN)/python -m pumalib pages --build $(REPORT)
+	$(BIN)/python -m pumalib docs --build $(REPORT)
 
 photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/photos.md): 06, 03, 02, 08, 14, 12, 11, 18, 17; hours on a CPU
 	$(PHOTOS_RUN) 06 -p 'methods=$(FIRST)'

@@ -298,17 +298,15 @@ def data(
 
 @cli.command()
 @click.option("--build", type=click.Path(), help="the folder of the report, which is written too")
-def pages(build: str | None) -> None:
+def docs(build: str | None) -> None:
     """Write the numbers of README.md, docs and the report anew, and draw README's figure."""
-    from . import figures, paths, report
-    from .study import pages as kept_pages
+    from . import paths, report
+    from .study import page_rows, pages
 
-    kept = kept_pages.Kept()
-    for path in kept_pages.write(kept):
+    kept = page_rows.Kept()
+    for path in pages.write(kept):
         click.echo(f"written: {paths.shown(path)}")
-    figure = report.claimed(kept)
-    for end in ("svg", "png"):
-        path = figures.save(figure, paths.RESULTS / kept.stage / f"claimed_and_measured.{end}")
+    for path in report.draw_for_readme(kept):
         click.echo(f"drawn: {paths.shown(path)}")
     if build:
         for path in report.build(paths.resolve(build)):

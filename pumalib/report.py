@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from . import evaluation, figures, paths
-from .study import pages
+from .study import page_rows, pages
 
 SOURCE = paths.ROOT / "docs" / "report"
 # Wider tables would be squeezed into equal columns.
@@ -34,7 +34,7 @@ def build(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(SOURCE, folder, dirs_exist_ok=True)
     shutil.copy(SOURCE.parent / "schematic.svg", folder)
-    draw(pages.Kept(), folder / "figures")
+    draw(page_rows.Kept(), folder / "figures")
 
     # Comments between a table and its caption would part them.
     text = (SOURCE / "report.md").read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def _tools() -> tuple:
 # ---- the figures
 
 
-def draw(kept: pages.Kept, folder: Path) -> list[Path]:
+def draw(kept: page_rows.Kept, folder: Path) -> list[Path]:
     """Draw every figure of the report as SVG, and return their files."""
     drawn = []
     for name, make in FIGURES.items():
@@ -77,13 +77,23 @@ def draw(kept: pages.Kept, folder: Path) -> list[Path]:
     return drawn
 
 
-def claimed(kept: pages.Kept) -> Figure:
+def draw_for_readme(kept: page_rows.Kept) -> list[Path]:
+    """Draw README.md's figure in results/<stage>, with its numbers, and return its files."""
+    file = paths.RESULTS / kept.stage / "claimed_and_measured.csv"
+    with paths.written_whole(file) as temporary:
+        page_rows.claimed(kept).to_csv(temporary, index=False)
+    figure = claimed(kept)
+    drawn = [figures.save(figure, file.with_suffix(end)) for end in (".svg", ".png")]
+    return [file, *drawn]
+
+
+def claimed(kept: page_rows.Kept) -> Figure:
     """PUMA minus each rival, as printed and as measured: the figure of README.md too."""
     unit = "PUMA minus the rival: points of unified Recall@1, with 95% intervals"
-    return figures.claimed_and_measured(pages.claimed(kept), "PUMA", unit)
+    return figures.claimed_and_measured(page_rows.claimed(kept), "PUMA", unit)
 
 
-def by_dataset(kept: pages.Kept) -> Figure:
+def by_dataset(kept: page_rows.Kept) -> Figure:
     """What three methods have over full fine-tuning on each dataset, by the frozen backbone's."""
     datasets = [name for name in kept.results("frozen", kept.stage).wide() if "_" in name]
     level = {name: kept.levels("frozen", kept.stage, name)["value"] for name in datasets}
@@ -97,7 +107,7 @@ def by_dataset(kept: pages.Kept) -> Figure:
     return figures.intervals(pd.DataFrame(lines), "minus full fine-tuning (points)", zero=True)
 
 
-def keep_probability(kept: pages.Kept) -> Figure:
+def keep_probability(kept: page_rows.Kept) -> Figure:
     """Unified R@1 over the keep probability of the adapters (Fig. 7), on both stages."""
     panels = {}
     for profile in (kept.stage, "mini"):
@@ -111,7 +121,7 @@ def keep_probability(kept: pages.Kept) -> Figure:
     return figures.against(panels, "keep probability p", "unified R@1 (%)", joined=True)
 
 
-def loss_and_accuracy(kept: pages.Kept) -> Figure:
+def loss_and_accuracy(kept: page_rows.Kept) -> Figure:
     """R@1 over the last training loss, of the rows with one model and CurricularFace."""
     panels = {}
     for column in evaluation.OVERALL:
@@ -124,7 +134,7 @@ def loss_and_accuracy(kept: pages.Kept) -> Figure:
     return figures.against(panels, "training loss of the last epoch", "R@1 (%)")
 
 
-def training_length(kept: pages.Kept) -> Figure:
+def training_length(kept: page_rows.Kept) -> Figure:
     """R@1 on mini over the length of training."""
     rows = {
         "full x {}": "full",
@@ -135,14 +145,14 @@ def training_length(kept: pages.Kept) -> Figure:
     return _curves(kept, "training_length", rows, FACTORS, "length of training")
 
 
-def few_shot(kept: pages.Kept) -> Figure:
+def few_shot(kept: page_rows.Kept) -> Figure:
     """R@1 on mini over the images a class (Fig. 6)."""
     rows = {"full {}": "full", "PUMA {}": "puma", "linear {}": "linear"}
     return _curves(kept, "few_shot", rows, SHOTS, "training images a class")
 
 
 def _curves(
-    kept: pages.Kept, file: str, rows: Mapping[str, str], places: Sequence[float], xlabel: str
+    kept: page_rows.Kept, file: str, rows: Mapping[str, str], places: Sequence[float], xlabel: str
 ) -> Figure:
     """A panel for unified and one for harmonic R@1, with the lines of a table of mini.
 
@@ -177,7 +187,7 @@ LABELS = {
     "puma": "PUMA",
     "full": "full fine-tuning",
 }
-FIGURES: dict[str, Callable[[pages.Kept], Figure]] = {
+FIGURES: dict[str, Callable[[page_rows.Kept], Figure]] = {
     "claimed": claimed,
     "by_dataset": by_dataset,
     "keep_probability": keep_probability,

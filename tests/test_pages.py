@@ -16,11 +16,11 @@ from PIL import Image
 
 from pumalib import evaluation, figures, paths
 from pumalib.models import backbones
-from pumalib.study import kept_line, pages, store
+from pumalib.study import kept_line, page_parts, page_rows, pages, store
 
 README = (paths.ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = paths.ROOT / "results"
-PAGES = pages.Kept().pages
+PAGES = page_rows.Kept().pages
 DOCS = ["README.md", *(f"docs/{file.name}" for file in sorted((paths.ROOT / "docs").glob("*.md")))]
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 INTERVAL = re.compile(r"\[[+-]?\d+\.\d+, [+-]?\d+\.\d+\]")
@@ -30,12 +30,12 @@ INTERVAL = re.compile(r"\[[+-]?\d+\.\d+, [+-]?\d+\.\d+\]")
 def kept():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "RESULTS", RESULTS)
-        yield pages.Kept()
+        yield page_rows.Kept()
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_says_what_is_kept(name, kept):
-    """... or `python -m pumalib pages` writes it anew."""
+    """... or `python -m pumalib docs` writes it anew."""
     text = (paths.ROOT / name).read_text(encoding="utf-8")
     assert pages.MARKER.search(text)
     assert pages.written(text, kept, name) == text
@@ -51,14 +51,14 @@ def test_the_numbers_of_a_row_are_the_mean_of_its_runs(kept):
     trained = records[0]["parameters"]["trainable"] / 1e6
     expected = f"| PUMA | {here:.1f} | 81.3 | {trained:.2f} M | 2.50 M |"
     assert len(names) == 3
-    assert expected in pages.headline(kept, ["linear", "puma"])
+    assert expected in page_parts.headline(kept, ["linear", "puma"])
     assert expected in README
 
 
 def test_words_follow_from_the_interval(kept, monkeypatch):
     def gap(points, low, high):
-        monkeypatch.setattr(kept, "gap", lambda *_: pages.Gap(points, low, high, np.nan))
-        return pages.gap_words(kept, "puma - full")
+        monkeypatch.setattr(kept, "gap", lambda *_: page_rows.Gap(points, low, high, np.nan))
+        return page_parts.gap_words(kept, "puma - full")
 
     assert gap(-5.7, -6.7, -4.7) == "5.7 points below"
     assert gap(5.7, 1.0, 10.4) == "5.7 points above"
@@ -93,7 +93,7 @@ def runs_of(row):
 
 
 def rewritten(text=README):
-    return pages.written(text, pages.Kept("photos"), "README.md")
+    return pages.written(text, page_rows.Kept("photos"), "README.md")
 
 
 def test_a_changed_accuracy_changes_the_page(copied):
@@ -183,7 +183,7 @@ def test_only_pages_that_changed_are_written(tmp_path, monkeypatch):
 
 
 def test_the_figure_shows_measured_and_printed_differences(kept):
-    table = pages.claimed(kept)
+    table = page_rows.claimed(kept)
     assert table["points"].is_monotonic_decreasing
     axis = figures.claimed_and_measured(table, "PUMA", "points").axes[0]
     measured, printed = (axis.get_lines()[place] for place in (0, 1))
@@ -192,10 +192,17 @@ def test_the_figure_shows_measured_and_printed_differences(kept):
     assert [label.get_text() for label in axis.get_yticklabels()] == list(table["rival"])
 
 
+def test_readmes_figure_was_drawn_from_what_is_kept(kept):
+    """... or `python -m pumalib docs` draws it anew, and writes its numbers beside it."""
+    file = RESULTS / kept.stage / "claimed_and_measured.csv"
+    pd.testing.assert_frame_equal(pd.read_csv(file), page_rows.claimed(kept))
+    assert f"results/{kept.stage}/claimed_and_measured.png" in README
+
+
 def test_a_figure_is_saved_alike_each_time_in_both_forms(kept, tmp_path):
     for end in ("svg", "png"):
         for name in ("one", "two"):
-            figure = figures.claimed_and_measured(pages.claimed(kept), "PUMA", "points")
+            figure = figures.claimed_and_measured(page_rows.claimed(kept), "PUMA", "points")
             figures.save(figure, tmp_path / f"{name}.{end}")
         assert (tmp_path / f"one.{end}").read_bytes() == (tmp_path / f"two.{end}").read_bytes()
 

@@ -4,7 +4,7 @@ Read `run_all` first, which trains what is missing.  `store` keeps finished runs
 each, and `runs` lists and compares them; `results` and `show` make tables of them.  `printed` has
 the paper's numbers, and `claims` judges what it claims.  `planning` and `notebooks` say and do what
 a notebook would train, `cluster` elsewhere; `one_run` is a run by itself, `analysis` looks into
-trained models, and `speed` times everything.
+trained models, and `speed` times everything.  `pages` writes the numbers of README.md and docs.
 """
 
 from . import claims, printed, store
