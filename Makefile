@@ -1,5 +1,5 @@
 # For a new user: `make quickstart`, `make test`, `make study`.  All set up .venv themselves.
-# For a GPU: `make gpu`, again and again until it ends well (docs/photos.md).
+# For a GPU: `make gpu`, again and again until it ends well (docs/other-profiles.md).
 PYTHON ?= python3
 PROFILE ?= mini
 RESULTS ?= results
