@@ -12,9 +12,11 @@ import pandas as pd
 import pytest
 import timm
 import torch
+import yaml
 from PIL import Image
 
 from pumalib import evaluation, figures, paths
+from pumalib.__main__ import main
 from pumalib.models import backbones
 from pumalib.study import kept_line, page_parts, page_rows, pages, store
 
@@ -177,6 +179,26 @@ def test_only_pages_that_changed_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "RESULTS", RESULTS)
     assert pages.write() == [tmp_path / "a.md"]
     assert (tmp_path / "a.md").read_text() == fresh
+
+
+def test_the_command_writes_and_draws(copied, tmp_path, monkeypatch, capsys):
+    root = tmp_path / "project"
+    (root / "docs").mkdir(parents=True)
+    settings = yaml.safe_load((paths.ROOT / "docs" / "pages.yaml").read_text(encoding="utf-8"))
+    settings["pages"] = ["a.md"]
+    (root / "docs" / "pages.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    (root / "a.md").write_text("A <!-- gap: puma - full --><!-- end -->", encoding="utf-8")
+    monkeypatch.setattr(paths, "ROOT", root)
+    (copied.folder / "photos" / "claimed_and_measured.csv").unlink()
+    assert main(["docs"]) == 0
+    assert "points below<!-- end -->" in (root / "a.md").read_text(encoding="utf-8")
+    for end in ("csv", "svg", "png"):
+        assert (copied.folder / "photos" / f"claimed_and_measured.{end}").stat().st_size > 500
+    assert "written: a.md" in capsys.readouterr().out
+
+    (root / "a.md").write_text("A <!-- holds: puma > full -->", encoding="utf-8")
+    assert main(["docs"]) == 2
+    assert "a.md, <!-- holds: puma > full -->: puma > full does not hold" in capsys.readouterr().err
 
 
 # ---- the figure
