@@ -303,10 +303,9 @@ def docs(build: str | None) -> None:
     from . import paths, report
     from .study import page_rows, pages
 
-    kept = page_rows.Kept()
-    for path in pages.write(kept):
+    for path in pages.write():
         click.echo(f"written: {paths.shown(path)}")
-    for path in report.draw_for_readme(kept):
+    for path in report.draw_for_readme(page_rows.Kept()):
         click.echo(f"drawn: {paths.shown(path)}")
     if build:
         for path in report.build(paths.resolve(build)):

@@ -3,6 +3,7 @@
 What README says runs as it stands there.
 """
 
+import functools
 import json
 import re
 import shutil
@@ -22,22 +23,30 @@ from pumalib.study import kept_line, page_parts, page_rows, pages, store
 
 README = (paths.ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = paths.ROOT / "results"
-PAGES = page_rows.Kept().pages
+PAGES = pages.list_pages()
 DOCS = ["README.md", *(f"docs/{file.name}" for file in sorted((paths.ROOT / "docs").glob("*.md")))]
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 INTERVAL = re.compile(r"\[[+-]?\d+\.\d+, [+-]?\d+\.\d+\]")
 
 
 @pytest.fixture(scope="module")
-def kept():
+def kept_of():
+    """What is kept in the project, by a profile; for all tests the same."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "RESULTS", RESULTS)
-        yield page_rows.Kept()
+        yield functools.cache(page_rows.Kept)
+
+
+@pytest.fixture
+def kept(kept_of, monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", RESULTS)
+    return kept_of("stage")
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_says_what_is_kept(name, kept):
+def test_a_page_says_what_is_kept(name, kept_of):
     """... or `python -m pumalib docs` writes it anew."""
+    kept = kept_of(PAGES[name])
     text = (paths.ROOT / name).read_text(encoding="utf-8")
     assert pages.MARKER.search(text)
     assert pages.written(text, kept, name) == text
@@ -137,6 +146,14 @@ def test_a_changed_verdict_changes_the_page(copied):
     assert "| `photos` | 1 | 5 | 3 | 28 | 5 |" in rewritten()
 
 
+def test_the_stage_is_one_setting(copied):
+    """README with the runs of another profile, here a copy under its name."""
+    (copied.folder / "photos").rename(copied.folder / "photos-8")
+    expected = README.replace("| `photos` |", "| `photos-8` |")
+    expected = expected.replace("results/photos/claimed", "results/photos-8/claimed")
+    assert pages.written(README, page_rows.Kept("photos-8"), "README.md") == expected
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -172,7 +189,7 @@ def test_only_pages_that_changed_are_written(tmp_path, monkeypatch):
     fresh = "A <!-- print-count: fails -->5<!-- end -->"
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "pages.yaml").write_text(
-        "{stage: photos, pages: [a.md, b.md], rows: {}, rivals: []}"
+        "{stage: photos, pages: {a.md: stage, b.md: mini}, rows: {}, rivals: []}"
     )
     (tmp_path / "a.md").write_text(stale)
     (tmp_path / "b.md").write_text(fresh)
@@ -185,7 +202,7 @@ def test_the_command_writes_and_draws(copied, tmp_path, monkeypatch, capsys):
     root = tmp_path / "project"
     (root / "docs").mkdir(parents=True)
     settings = yaml.safe_load((paths.ROOT / "docs" / "pages.yaml").read_text(encoding="utf-8"))
-    settings["pages"] = ["a.md"]
+    settings["pages"] = {"a.md": "stage"}
     (root / "docs" / "pages.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     (root / "a.md").write_text("A <!-- gap: puma - full --><!-- end -->", encoding="utf-8")
     monkeypatch.setattr(paths, "ROOT", root)
@@ -193,7 +210,7 @@ def test_the_command_writes_and_draws(copied, tmp_path, monkeypatch, capsys):
     assert main(["docs"]) == 0
     assert "points below<!-- end -->" in (root / "a.md").read_text(encoding="utf-8")
     for end in ("csv", "svg", "png"):
-        assert (copied.folder / "photos" / f"claimed_and_measured.{end}").stat().st_size > 500
+        assert (copied.folder / "photos" / f"claimed_and_measured.{end}").stat().st_size > 400
     assert "written: a.md" in capsys.readouterr().out
 
     (root / "a.md").write_text("A <!-- holds: puma > full -->", encoding="utf-8")

@@ -29,7 +29,7 @@ def _pair(said: str) -> tuple[str, str]:
 
 def gap_words(kept: Kept, said: str, column: str = "unified", profile: str = "") -> str:
     """As "5.7 points below", or "not told apart from" where the interval has 0 in it."""
-    gap = kept.gap(*_pair(said), profile or kept.stage, column)
+    gap = kept.gap(*_pair(said), kept.profile(profile), column)
     if gap.sign == ACROSS:
         return "not told apart from"
     where = "above" if gap.sign == ABOVE else "below"
@@ -38,22 +38,22 @@ def gap_words(kept: Kept, said: str, column: str = "unified", profile: str = "")
 
 def points(kept: Kept, said: str, column: str = "unified", profile: str = "") -> str:
     """A difference alone: "5.7", without its sign."""
-    return f"{abs(kept.gap(*_pair(said), profile or kept.stage, column).points):.1f}"
+    return f"{abs(kept.gap(*_pair(said), kept.profile(profile), column).points):.1f}"
 
 
 def level(kept: Kept, key: str, column: str = "unified", profile: str = "") -> str:
     """A row's R@1 in percent."""
-    return f"{kept.levels(key, profile or kept.stage, column)['value']:.1f}"
+    return f"{kept.levels(key, kept.profile(profile), column)['value']:.1f}"
 
 
 def count(kept: Kept, verdict: str, profile: str = "") -> str:
     """How many claims have a verdict; "all", "tested" and "supportable" count these."""
-    return str(_counts(kept.scorecard(profile or kept.stage))[verdict])
+    return str(_counts(kept.scorecard(kept.profile(profile)))[verdict])
 
 
 def core_hours(kept: Kept, profile: str = "") -> str:
     """Hours of training of all kept runs of a profile, each on one core."""
-    listed = runs.list_runs(profile or kept.stage)
+    listed = runs.list_runs(kept.profile(profile))
     alone = listed[listed["members"] == 0]
     return f"{alone['seconds'].sum() / 3600:.1f}"
 
@@ -66,7 +66,7 @@ def kilowatt_hours(kept: Kept, *profiles: str) -> str:
 
 def runs_kept(kept: Kept, profile: str = "") -> str:
     """How many runs of a profile are kept, ensembles apart."""
-    listed = runs.list_runs(profile or kept.stage)
+    listed = runs.list_runs(kept.profile(profile))
     return str(int((listed["members"] == 0).sum()))
 
 
@@ -135,6 +135,12 @@ def headline(kept: Kept, rows: Sequence[str]) -> str:
     return _table(names, lines)
 
 
+def claimed_figure(kept: Kept) -> str:
+    """The picture of `page_rows.claimed`, for a page in the project's folder."""
+    said = "PUMA minus each rival, as the paper prints it and as measured here"
+    return f"![{said}](results/{kept.stage}/claimed_and_measured.png)"
+
+
 def rows_table(
     kept: Kept,
     rows: Sequence[str],
@@ -143,7 +149,7 @@ def rows_table(
     parameters: bool = True,
 ) -> str:
     """Unified and harmonic R@1 of some rows with their intervals, beside what the paper prints."""
-    profile = profile or kept.stage
+    profile = kept.profile(profile)
     names = [""]
     if parameters:
         names.append("trained / total")
@@ -180,7 +186,7 @@ def differences(
     printed: bool = True,
 ) -> str:
     """Differences of pairs of rows with their intervals, beside those of the print."""
-    profile = profile or kept.stage
+    profile = kept.profile(profile)
     names = ["difference", *columns]
     if printed:
         names += [f"paper: {column}" for column in columns]
@@ -198,7 +204,7 @@ def differences(
 
 def by_dataset(kept: Kept, pairs: Sequence[str], profile: str = "") -> str:
     """Differences of pairs of rows on each dataset."""
-    profile = profile or kept.stage
+    profile = kept.profile(profile)
     first = kept.results(_pair(pairs[0])[0], profile).wide()
     datasets = [name for name in first if name not in evaluation.OVERALL]
     return differences(kept, pairs, profile, datasets, printed=False)
@@ -208,21 +214,22 @@ def verdicts(kept: Kept, profiles: Sequence[str]) -> str:
     """How many claims have which verdict, a line per profile."""
     lines = []
     for profile in profiles:
-        counts = _counts(kept.scorecard(profile))
+        counts = _counts(kept.scorecard(kept.profile(profile)))
         numbers = [str(counts[verdict]) for verdict in VERDICTS]
-        lines.append([f"`{profile}`", *numbers, str(counts["supportable"])])
+        lines.append([f"`{kept.profile(profile)}`", *numbers, str(counts["supportable"])])
     return _table(["profile", *VERDICTS, "could have been supported"], lines)
 
 
 def claims_table(kept: Kept, profiles: Sequence[str], prints: Sequence[str] = JUDGED_PRINT) -> str:
     """The claims, by the paper's own tables, of which `prints`, and by the runs of profiles."""
-    first = kept.scorecard(profiles[0])
+    names = [kept.profile(profile) for profile in profiles]
+    first = kept.scorecard(names[0])
     lines = []
     for name, claim in first.iterrows():
         if claim["print"] in prints:
-            found = [str(kept.scorecard(profile).at[name, "here"]) for profile in profiles]
+            found = [str(kept.scorecard(profile).at[name, "here"]) for profile in names]
             lines.append([f"Sec. {claim['section']}", claim["claim"], claim["print"], *found])
-    return _table(["section", "claim", "in print", *[f"`{one}`" for one in profiles]], lines)
+    return _table(["section", "claim", "in print", *[f"`{one}`" for one in names]], lines)
 
 
 def misprints(kept: Kept) -> str:
@@ -282,6 +289,7 @@ def _are_numbers(cells: Sequence[str]) -> bool:
 
 BLOCKS: dict[str, Callable[..., str]] = {
     "headline": headline,
+    "claimed-figure": claimed_figure,
     "rows": rows_table,
     "differences": differences,
     "by-dataset": by_dataset,

@@ -47,18 +47,24 @@ class Gap(NamedTuple):
 
 
 class Kept:
-    """What pages ask of the kept runs, each answer computed once."""
+    """What pages ask of the kept runs, each answer computed once.
 
-    def __init__(self, stage: str | None = None) -> None:
+    `stage` is the profile that is meant where none is named; "stage": that of docs/pages.yaml.
+    """
+
+    def __init__(self, stage: str = "stage") -> None:
         settings = yaml.safe_load((paths.ROOT / SETTINGS).read_text(encoding="utf-8"))
-        self.stage: str = stage or settings["stage"]
-        self.pages: list[str] = settings["pages"]
+        self.stage: str = settings["stage"] if stage == "stage" else stage
         self.rows = {key: Row(**row) for key, row in settings["rows"].items()}
         self.rivals: list[str] = settings["rivals"]
         self.scorecard = functools.cache(self._scorecard)
         self.results = functools.cache(self._results)
         self._difference = functools.cache(self._paired)
         self._files = functools.cache(_runs_of_rows)
+
+    def profile(self, name: str) -> str:
+        """A profile by its name, or the stage where none is named."""
+        return self.stage if name in ("", "stage") else name
 
     def row(self, key: str) -> Row:
         """A row by its key, or by `file/row`; ValueError where there is none."""

@@ -18,6 +18,7 @@ line the column (unified where none is said) and the profile (the stage) follow 
 `gap: puma - full, harmonic, mini`.
 """
 
+import functools
 import re
 from pathlib import Path
 
@@ -25,7 +26,7 @@ import yaml
 
 from .. import evaluation, paths
 from .page_parts import BLOCKS, IN_LINE
-from .page_rows import Kept
+from .page_rows import SETTINGS, Kept
 
 KINDS = (*IN_LINE, *BLOCKS)
 
@@ -38,14 +39,20 @@ CHECK = re.compile(r"<!-- holds: (?P<said>(?:(?!-->).)*) -->", re.DOTALL)
 COMPARISON = re.compile(r"\s*(?P<row>.+?) (?P<sign>[<~>]) (?P<other>.+?)\s*")
 
 
-def write(kept: Kept | None = None) -> list[Path]:
+def list_pages() -> dict[str, str]:
+    """The pages that are written, and the profile that each one's markers mean."""
+    settings = yaml.safe_load((paths.ROOT / SETTINGS).read_text(encoding="utf-8"))
+    return settings["pages"]
+
+
+def write() -> list[Path]:
     """Write all pages anew, and return those that changed; ValueError as `written` has it."""
-    kept = kept or Kept()
+    asked = functools.cache(Kept)
     changed = []
-    for name in kept.pages:
+    for name, profile in list_pages().items():
         path = paths.ROOT / name
         before = path.read_text(encoding="utf-8")
-        after = written(before, kept, name)
+        after = written(before, asked(profile), name)
         if after != before:
             with paths.written_whole(path) as temporary:
                 temporary.write_text(after, encoding="utf-8")
@@ -130,7 +137,7 @@ def check(said: str, kept: Kept) -> None:
         if rest and rest[0]:
             columns = (rest[0],)
         if len(rest) > 1:
-            profile = rest[1]
+            profile = kept.profile(rest[1])
         found = COMPARISON.fullmatch(comparison)
         if found is None:
             raise ValueError(f"{comparison!r}: write row < other, row ~ other or row > other")
