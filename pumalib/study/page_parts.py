@@ -247,7 +247,10 @@ def _counts(scorecard: pd.DataFrame) -> dict[str, int]:
     here = scorecard["here"]
     counts = {verdict: int((here == verdict).sum()) for verdict in VERDICTS}
     tested = here != "not testable"
-    complete = ~scorecard["why"].str.contains("pairs of rows could be compared")
+    if "could_support" in scorecard:
+        complete = scorecard["could_support"].astype(bool)
+    else:
+        complete = ~scorecard["why"].str.contains("pairs of rows could be compared")
     counts["all"] = len(here)
     counts["tested"] = int(tested.sum())
     counts["supportable"] = int((tested & complete).sum())

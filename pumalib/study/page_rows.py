@@ -10,7 +10,7 @@ import pandas as pd
 import yaml
 
 from .. import paths
-from . import printed, results, runs, store
+from . import printed, results, store
 
 SETTINGS = "docs/pages.yaml"
 
@@ -110,7 +110,8 @@ class Kept:
         return Gap(points, low, high, paper)
 
     def _paired(self, key: str, other: str, profile: str) -> pd.DataFrame:
-        return runs.difference(self.names(key, profile), self.names(other, profile), profile)
+        names = {row: self.names(row, profile) for row in (key, other)}
+        return results.collect(names, profile).difference(key, other)
 
     def last_loss(self, key: str, profile: str) -> float:
         """A row's training loss of the last epoch, the mean of its seeds."""
