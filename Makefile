@@ -1,9 +1,10 @@
 # For a new user: `make quickstart`, `make test`, `make study`.  All set up .venv themselves.
-# For a GPU: `make gpu`, again and again until it ends well (docs/photos.md).
+# For a GPU: `make gpu`, again and again until it ends well (docs/other-profiles.md).
 PYTHON ?= python3
 PROFILE ?= mini
 RESULTS ?= results
 SITE ?= build/site
+REPORT ?= build
 BIN := .venv/bin
 PHOTOS ?= photos
 GPU_PYTHON ?= $(BIN)/python
@@ -32,6 +33,9 @@ site: .venv/installed  ## the executed notebooks of PROFILE as one searchable si
 	rm -rf $(SITE) && mkdir -p $(SITE)
 	cp -r docs/site/* $(filter-out %.failed.ipynb,$(wildcard $(RESULTS)/$(PROFILE)/[0-9]*.ipynb)) $(SITE)
 	$(BIN)/jupyter-book build --quiet $(SITE)
+
+report: .venv/installed  ## the numbers of README.md and docs anew, and the report: $(REPORT)/report.html, report.pdf
+	$(BIN)/python -m pumalib docs --build $(REPORT)
 
 photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/photos.md): 06, 03, 02, 08, 14, 12, 11, 18, 17; hours on a CPU
 	$(PHOTOS_RUN) 06 -p 'methods=$(FIRST)'
@@ -84,4 +88,4 @@ lab: .venv/installed  ## open JupyterLab
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements.txt
 	@touch $@
 
-.PHONY: quickstart study test site photos trial gpu lab
+.PHONY: quickstart study test site report photos trial gpu lab

@@ -1,4 +1,4 @@
-"""Draw docs/schematic.png, the first picture of README.md and of notebook 20.
+"""Draw docs/schematic.png and .svg, the picture of README.md, of notebook 20 and of the report.
 
     .venv/bin/python docs/schematic.py
 
@@ -256,4 +256,5 @@ def draw_image(axis: Axes) -> None:
 
 if __name__ == "__main__":
     use_style()
-    save(schematic(), Path(__file__).with_suffix(".png"))
+    for end in (".png", ".svg"):
+        save(schematic(), Path(__file__).with_suffix(end))

@@ -47,7 +47,7 @@ _LIBRARY = [
     "search_page",
     "training",
 ]
-_STUDY = ["figures", "study"]  # these need the checkout
+_STUDY = ["figures", "report", "study"]  # these need the checkout
 
 __all__ = [*_FUNCTIONS, *_LIBRARY]
 

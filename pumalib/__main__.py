@@ -555,6 +555,22 @@ def data(
     return int(bool(bad))
 
 
+@cli.command()
+@click.option("--build", type=click.Path(), help="the folder of the report, which is written too")
+def docs(build: str | None) -> None:
+    """Write the numbers of README.md, docs and the report anew, and draw README's figure."""
+    from . import paths, report
+    from .study import page_rows, pages
+
+    for path in pages.write():
+        click.echo(f"written: {paths.shown(path)}")
+    for path in report.draw_for_readme(page_rows.Kept()):
+        click.echo(f"drawn: {paths.shown(path)}")
+    if build:
+        for path in report.build(paths.resolve(build)):
+            click.echo(f"built: {paths.shown(path)}")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command, and return its status.
 

@@ -43,7 +43,7 @@ def test_help_imports_nothing_that_takes_time():
         [sys.executable, "-c", HELPS], env=environment(), capture_output=True, text=True, check=True
     )
     loaded = said.stdout.splitlines()[-1]
-    assert loaded == "[] 13", loaded
+    assert loaded == "[] 14", loaded
     assert not said.stderr
 
 

@@ -20,6 +20,7 @@ ROOMS = [
     "training",
     "study",
     "figures",
+    "report",
     "api",
     "__main__",
     "__init__",

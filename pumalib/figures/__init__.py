@@ -6,6 +6,7 @@ a notebook calls `use_style` first, so that it shows its figures in their style 
 whole.
 """
 
+from .claimed import claimed_and_measured
 from .looks import COLOURS, FALSE, GREY, LOOKS, OURS, TRUE, Look, looks_of
 from .maps import embedding_map, field, heatmap, verdicts, waffle
 from .panels import accuracy_against_parameters, against, curves, gains, intervals
@@ -27,6 +28,7 @@ __all__ = [
     "Text",
     "accuracy_against_parameters",
     "against",
+    "claimed_and_measured",
     "contact_sheet",
     "curves",
     "embedding_map",

@@ -81,16 +81,31 @@ def styled(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
 
 @styled
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write `figure` whole as a PNG of 256 colours, and return the path.
+    """Write `figure` whole as a PNG of 256 colours, or as .svg, and return the path.
 
     The same figure gives the same bytes.  OSError: it cannot be written, with the remedy.
     """
+    path = Path(path)
+    with paths.written_whole(path) as temporary:
+        if path.suffix == ".svg":
+            _save_svg(figure, temporary)
+        else:
+            _save_png(figure, temporary)
+    return path
+
+
+def _save_png(figure: Figure, path: Path) -> None:
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=150)
     small = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    with paths.written_whole(Path(path)) as temporary:
-        small.save(temporary, "PNG", optimize=True)
-    return Path(path)
+    small.save(path, "PNG", optimize=True)
+
+
+def _save_svg(figure: Figure, path: Path) -> None:
+    """With letters as outlines, so that it looks alike wherever it is shown."""
+    # Without a salt the names of its parts are drawn by chance, and a date differs each time.
+    with plt.rc_context({"svg.hashsalt": "pumalib", "svg.fonttype": "path"}):
+        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def empty_panels(

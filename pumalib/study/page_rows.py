@@ -1,0 +1,175 @@
+"""What pages ask of the kept runs: rows by short names, their accuracies, and differences."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from .. import paths
+from . import printed, results, store
+
+SETTINGS = "docs/pages.yaml"
+
+# Where the interval of a difference lies.
+BELOW, ACROSS, ABOVE = "<", "~", ">"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row as pages speak of it: its name, where its runs are, and the table that prints it."""
+
+    name: str
+    file: str
+    row: str
+    table: int | None = None
+
+
+class Gap(NamedTuple):
+    """A row minus another in points, with its interval, and as the paper prints it (or NaN)."""
+
+    points: float
+    low: float
+    high: float
+    paper: float
+
+    @property
+    def sign(self) -> str:
+        """Where its interval lies: below 0, across it, or above."""
+        if self.high < 0:
+            return BELOW
+        if self.low > 0:
+            return ABOVE
+        return ACROSS
+
+
+class Kept:
+    """What pages ask of the kept runs, each answer computed once.
+
+    `stage` is the profile that is meant where none is named; "stage": that of docs/pages.yaml.
+    """
+
+    def __init__(self, stage: str = "stage") -> None:
+        settings = yaml.safe_load((paths.ROOT / SETTINGS).read_text(encoding="utf-8"))
+        self.stage: str = settings["stage"] if stage == "stage" else stage
+        self.rows = {key: Row(**row) for key, row in settings["rows"].items()}
+        self.rivals: list[str] = settings["rivals"]
+        self.scorecard = functools.cache(self._scorecard)
+        self.results = functools.cache(self._results)
+        self._difference = functools.cache(self._paired)
+        self._files = functools.cache(_runs_of_rows)
+
+    def profile(self, name: str) -> str:
+        """A profile by its name, or the stage where none is named."""
+        return self.stage if name in ("", "stage") else name
+
+    def row(self, key: str) -> Row:
+        """A row by its key, or by `file/row`; ValueError where there is none."""
+        if key in self.rows:
+            return self.rows[key]
+        file, slash, name = key.partition("/")
+        if not slash:
+            known = ", ".join(self.rows)
+            raise ValueError(f"{SETTINGS} has no row {key!r}; it has {known}; or write file/row")
+        return Row(name, file, name)
+
+    def names(self, key: str, profile: str) -> list[str]:
+        """The names of a row's runs; ValueError where none is kept."""
+        row = self.row(key)
+        known = self._files(profile, row.file)
+        if row.row not in known:
+            raise ValueError(f"results/{profile}/{row.file}.csv has no row {row.row!r}")
+        return known[row.row]
+
+    def _results(self, key: str, profile: str) -> results.Results:
+        return results.collect({key: self.names(key, profile)}, profile)
+
+    def levels(self, key: str, profile: str, column: str) -> pd.Series:
+        """R@1 in percent: `value`, `low` and `high`, and the number of `seeds`."""
+        tidy = self.results(key, profile).tidy
+        line = tidy[(tidy["metric"] == "R@1") & (tidy["dataset"] == column)]
+        if line.empty:
+            raise ValueError(f"{key} in {profile} has no column {column!r}")
+        numbers = line.iloc[0][["value", "low", "high"]].astype(float) * 100
+        numbers["seeds"] = line.iloc[0]["seeds"]
+        return numbers
+
+    def gap(self, key: str, other: str, profile: str, column: str) -> Gap:
+        """The difference of two rows; ValueError where there is no such row or column."""
+        found = self._difference(key, other, profile)
+        if column not in found.index:
+            raise ValueError(f"there is no column {column!r}; there are {', '.join(found.index)}")
+        line = 100 * found.loc[column].astype(float)
+        points = round(line["value"], 1) + 0.0  # no -0.0
+        paper = round(self.printed(key, column) - self.printed(other, column), 1)
+        low = round(line["low"], 1) + 0.0
+        high = round(line["high"], 1) + 0.0
+        return Gap(points, low, high, paper)
+
+    def _paired(self, key: str, other: str, profile: str) -> pd.DataFrame:
+        names = {row: self.names(row, profile) for row in (key, other)}
+        return results.collect(names, profile).difference(key, other)
+
+    def last_loss(self, key: str, profile: str) -> float:
+        """A row's training loss of the last epoch, the mean of its seeds."""
+        logs = [store.record(name, profile)["log"] for name in self.names(key, profile)]
+        return float(np.mean([log[-1]["loss"] for log in logs]))
+
+    def printed(self, key: str, column: str) -> float:
+        """What the paper prints of a row, in percent; NaN where it prints nothing."""
+        row = self.row(key)
+        if row.table is None:
+            return np.nan
+        table = printed.table(row.table)
+        if column not in table or row.row not in table.index:
+            return np.nan
+        return float(table.at[row.row, column])
+
+    def recomputed(self, key: str) -> float:
+        """The harmonic mean of the printed columns, where the printed one is another; else NaN."""
+        row = self.row(key)
+        if row.table is None:
+            return np.nan
+        wrong = printed.inconsistent(row.table)
+        wrong = wrong[wrong["column"] == "harmonic"]
+        if row.row not in wrong.index:
+            return np.nan
+        return float(wrong.at[row.row, "recomputed"])
+
+    def printed_parameters(self, key: str) -> float:
+        """The millions of trained parameters that the paper prints, or NaN."""
+        return self.printed(key, "params_train_m")
+
+    def _scorecard(self, profile: str) -> pd.DataFrame:
+        """The scorecard that notebook 17 kept: to judge anew needs the profile's images."""
+        path = _kept_file(profile, "claims")
+        return pd.read_csv(path, index_col="name", dtype={"section": str})
+
+
+def _runs_of_rows(profile: str, file: str) -> dict[str, list[str]]:
+    """The names of the runs of each row of results/<profile>/<file>.csv."""
+    path = _kept_file(profile, file)
+    table = pd.read_csv(path, dtype={"row": str}).drop_duplicates("row").set_index("row")
+    return table["runs"].str.split().to_dict()
+
+
+def _kept_file(profile: str, name: str) -> Path:
+    path = paths.RESULTS / profile / f"{name}.csv"
+    if not path.is_file():
+        raise ValueError(f"there is no {paths.shown(path)}: a notebook of the study writes it")
+    return path
+
+
+def claimed(kept: Kept) -> pd.DataFrame:
+    """PUMA minus each rival, unified R@1 in points, the highest first.
+
+    Columns: rival, points, low, high, and paper, as printed.
+    """
+    lines = []
+    for key in kept.rivals:
+        gap = kept.gap("puma", key, kept.stage, "unified")
+        lines.append({"rival": kept.row(key).name, **gap._asdict()})
+    return pd.DataFrame(lines).sort_values("points", ascending=False, ignore_index=True)

@@ -1,0 +1,309 @@
+"""Pages with kept numbers: none is stale, and each changed number is seen.
+
+What README says runs as it stands there.
+"""
+
+import functools
+import json
+import re
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import timm
+import torch
+import yaml
+from PIL import Image
+
+from pumalib import evaluation, figures, paths
+from pumalib.__main__ import main
+from pumalib.models import backbones
+from pumalib.study import kept_line, page_parts, page_rows, pages, store
+
+README = (paths.ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = paths.ROOT / "results"
+PAGES = pages.list_pages()
+DOCS = ["README.md", *(f"docs/{file.name}" for file in sorted((paths.ROOT / "docs").glob("*.md")))]
+COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+INTERVAL = re.compile(r"\[[+-]?\d+\.\d+, [+-]?\d+\.\d+\]")
+
+
+@pytest.fixture(scope="module")
+def kept_of():
+    """What is kept in the project, by a profile; for all tests the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "RESULTS", RESULTS)
+        yield functools.cache(page_rows.Kept)
+
+
+@pytest.fixture
+def kept(kept_of, monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", RESULTS)
+    return kept_of("stage")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_what_is_kept(name, kept_of):
+    """... or `python -m pumalib docs` writes it anew."""
+    kept = kept_of(PAGES[name])
+    text = (paths.ROOT / name).read_text(encoding="utf-8")
+    assert pages.MARKER.search(text)
+    assert pages.written(text, kept, name) == text
+
+
+def test_the_numbers_of_a_row_are_the_mean_of_its_runs(kept):
+    """PUMA's unified R@1, its parameters and the printed ones, from other code."""
+    csv = pd.read_csv(RESULTS / kept.stage / "adaptation_methods.csv")
+    names = csv.loc[csv["row"] == "PUMA", "runs"].iloc[0].split()
+    records = [store.record(name, RESULTS / kept.stage) for name in names]
+    tables = [pd.DataFrame(record["table"]).set_index("dataset") for record in records]
+    here = 100 * np.mean([table.at["unified", "R@1"] for table in tables])
+    trained = records[0]["parameters"]["trainable"] / 1e6
+    expected = f"| PUMA | {here:.1f} | 81.3 | {trained:.2f} M | 2.50 M |"
+    assert len(names) == 3
+    assert expected in page_parts.headline(kept, ["linear", "puma"])
+    assert expected in README
+
+
+def test_words_follow_from_the_interval(kept, monkeypatch):
+    def gap(points, low, high):
+        monkeypatch.setattr(kept, "gap", lambda *_: page_rows.Gap(points, low, high, np.nan))
+        return page_parts.gap_words(kept, "puma - full")
+
+    assert gap(-5.7, -6.7, -4.7) == "5.7 points below"
+    assert gap(5.7, 1.0, 10.4) == "5.7 points above"
+    assert gap(3.6, -2.4, 9.5) == gap(0.1, 0.0, 0.2) == "not told apart from"
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """A copy of what is kept of the stage and of mini's claims, and a way to change a kept line."""
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    shutil.copytree(RESULTS / "photos", tmp_path / "photos", ignore=shutil.ignore_patterns("*.png"))
+    (tmp_path / "mini").mkdir()
+    shutil.copy(RESULTS / "mini" / "claims.csv", tmp_path / "mini")
+
+    def change(name, changed):
+        file = tmp_path / "photos" / "kept-1.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines()
+        places = [place for place, line in enumerate(lines) if json.loads(line)["name"] == name]
+        record = json.loads(lines[places[0]])
+        del record["digest"]
+        changed(record)
+        lines[places[0]] = kept_line.written(record)
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    change.folder = tmp_path
+    return change
+
+
+def runs_of(row):
+    table = pd.read_csv(RESULTS / "photos" / "adaptation_methods.csv")
+    return table.loc[table["row"] == row, "runs"].iloc[0].split()
+
+
+def rewritten(text=README):
+    return pages.written(text, page_rows.Kept("photos"), "README.md")
+
+
+def test_a_changed_accuracy_changes_the_page(copied):
+    assert rewritten() == README
+
+    def higher(record):
+        for line in record["table"]:
+            if line["dataset"] == "unified":
+                line["R@1"] += 0.003
+
+    copied(runs_of("PUMA")[0], higher)
+    assert "| PUMA | 43.7 |" in rewritten()
+
+
+def test_changed_hits_change_the_sentence(copied):
+    """Three of four LoRA queries found: far above PUMA."""
+
+    def more_found(record):
+        for line in record["table"]:
+            if line["dataset"] in record["hits"]:
+                hits = np.arange(line["queries"]) % 4 > 0
+                record["hits"][line["dataset"]] = evaluation.pack(hits)
+
+    sentence = "It is <!-- gap: puma - lora -->{}<!-- end --> LoRA."
+    before = rewritten(sentence.format(""))
+    assert re.fullmatch(r"It is \d\.\d points below LoRA\.", COMMENT.sub("", before))
+    for run in runs_of("LoRA"):
+        copied(run, more_found)
+    after = rewritten(before)
+    assert re.fullmatch(r"It is \d\d\.\d points below LoRA\.", COMMENT.sub("", after))
+
+
+def test_a_changed_verdict_changes_the_page(copied):
+    file = copied.folder / "photos" / "claims.csv"
+    table = pd.read_csv(file, index_col="name")
+    assert table.at["lora", "here"] == "contradicted"
+    table.loc["lora", "here"] = "supported"
+    table.to_csv(file)
+    assert "| `photos` | 1 | 5 | 3 | 28 | 5 |" in rewritten()
+
+
+def test_the_stage_is_one_setting(copied):
+    """README with the runs of another profile, here a copy under its name."""
+    (copied.folder / "photos").rename(copied.folder / "photos-8")
+    expected = README.replace("| `photos` |", "| `photos-8` |")
+    expected = expected.replace("results/photos/claimed", "results/photos-8/claimed")
+    assert pages.written(README, page_rows.Kept("photos-8"), "README.md") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("A <!-- gap: puma - full --> B", "the page, <!-- gap: puma - full -->: no <!-- end -->"),
+        ("<!-- gap: puma - full -->x<!-- end --> B", "a line that begins with a comment"),
+        ("A <!-- gab: puma - full -->x<!-- end -->", "no kind of marker; known: holds, gap, "),
+        ("A <!-- gap: puma -->x<!-- end -->", "'puma': write row - other"),
+        ("A <!-- level: pumma -->x<!-- end -->", "has no row 'pumma'; it has frozen, linear, "),
+        ("A <!-- level: nope/PUMA -->x<!-- end -->", "there is no .*nope.csv"),
+        ("A <!-- level: few_shot/PUMA 3 -->x<!-- end -->", "has no row 'PUMA 3'"),
+        ("A <!-- gap: puma - full, sop -->x<!-- end -->", "there is no column 'sop'; there are "),
+        ("A <!-- level: puma, sop -->x<!-- end -->", "puma in photos has no column 'sop'"),
+        ("A <!-- count: certain -->x<!-- end -->", "'certain'"),
+        ("<!-- differences:\npair: [puma - full]\n-->\n<!-- end -->", "argument 'pair'"),
+        ("<!-- holds: puma > full -->", r"puma > full does not hold on photos: unified -\d"),
+        ("<!-- holds: puma ~ full, harmonic -->", r"does not hold on photos: harmonic -\d"),
+        ("<!-- holds: puma >> full -->", "write row < other, row ~ other or row > other"),
+    ],
+)
+def test_what_a_page_gets_wrong_is_named(text, message, kept):
+    with pytest.raises(ValueError, match=message):
+        pages.written(text, kept)
+
+
+def test_what_holds_is_left_as_it_is(kept):
+    text = "<!-- holds: puma < full; puma ~ stochastic; static > full, animals_tinyimagenet -->"
+    assert pages.written(text, kept) == text
+
+
+def test_only_pages_that_changed_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    stale = "A <!-- print-count: fails -->4<!-- end -->"
+    fresh = "A <!-- print-count: fails -->5<!-- end -->"
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "pages.yaml").write_text(
+        "{stage: photos, pages: {a.md: stage, b.md: mini}, rows: {}, rivals: []}"
+    )
+    (tmp_path / "a.md").write_text(stale)
+    (tmp_path / "b.md").write_text(fresh)
+    monkeypatch.setattr(paths, "RESULTS", RESULTS)
+    assert pages.write() == [tmp_path / "a.md"]
+    assert (tmp_path / "a.md").read_text() == fresh
+
+
+def test_the_command_writes_and_draws(copied, tmp_path, monkeypatch, capsys):
+    root = tmp_path / "project"
+    (root / "docs").mkdir(parents=True)
+    settings = yaml.safe_load((paths.ROOT / "docs" / "pages.yaml").read_text(encoding="utf-8"))
+    settings["pages"] = {"a.md": "stage"}
+    (root / "docs" / "pages.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    (root / "a.md").write_text("A <!-- gap: puma - full --><!-- end -->", encoding="utf-8")
+    monkeypatch.setattr(paths, "ROOT", root)
+    (copied.folder / "photos" / "claimed_and_measured.csv").unlink()
+    assert main(["docs"]) == 0
+    assert "points below<!-- end -->" in (root / "a.md").read_text(encoding="utf-8")
+    for end in ("csv", "svg", "png"):
+        assert (copied.folder / "photos" / f"claimed_and_measured.{end}").stat().st_size > 400
+    assert "written: a.md" in capsys.readouterr().out
+
+    (root / "a.md").write_text("A <!-- holds: puma > full -->", encoding="utf-8")
+    assert main(["docs"]) == 2
+    assert "a.md, <!-- holds: puma > full -->: puma > full does not hold" in capsys.readouterr().err
+
+
+# ---- the figure
+
+
+def test_the_figure_shows_measured_and_printed_differences(kept):
+    table = page_rows.claimed(kept)
+    assert table["points"].is_monotonic_decreasing
+    axis = figures.claimed_and_measured(table, "PUMA", "points").axes[0]
+    measured, printed = (axis.get_lines()[place] for place in (0, 1))
+    assert list(measured.get_xdata()) == list(table["points"])
+    assert list(printed.get_xdata()) == list(table["paper"])
+    assert [label.get_text() for label in axis.get_yticklabels()] == list(table["rival"])
+
+
+def test_readmes_figure_was_drawn_from_what_is_kept(kept):
+    """... or `python -m pumalib docs` draws it anew, and writes its numbers beside it."""
+    file = RESULTS / kept.stage / "claimed_and_measured.csv"
+    pd.testing.assert_frame_equal(pd.read_csv(file), page_rows.claimed(kept))
+    assert f"results/{kept.stage}/claimed_and_measured.png" in README
+
+
+def test_a_figure_is_saved_alike_each_time_in_both_forms(kept, tmp_path):
+    for end in ("svg", "png"):
+        for name in ("one", "two"):
+            figure = figures.claimed_and_measured(page_rows.claimed(kept), "PUMA", "points")
+            figures.save(figure, tmp_path / f"{name}.{end}")
+        assert (tmp_path / f"one.{end}").read_bytes() == (tmp_path / f"two.{end}").read_bytes()
+
+
+# ---- README and docs
+
+
+def test_readme_is_short_and_has_no_interval():
+    assert len(COMMENT.sub("", README).split()) <= 900
+    assert not INTERVAL.search(README)
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_links_of_docs_lead_somewhere(name):
+    file = paths.ROOT / name
+    text = COMMENT.sub("", file.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+    for link in links:
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (file.parent / path).resolve() if path else file
+        assert target.exists(), f"{name}: {link}"
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{name}: {link}"
+
+
+def anchors(text):
+    """The names that GitHub gives to headings."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    kept_letters = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return [heading.replace(" ", "-") for heading in kept_letters]
+
+
+def test_readmes_lines_for_own_images_run_as_they_stand(tmp_path, monkeypatch):
+    """... with a small untrained backbone in place of the one that a network would give."""
+    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+    assert len([line for line in code.splitlines() if line]) == 5
+    rng = np.random.default_rng(0)
+    for dataset in ("cats", "dogs"):
+        for name in ("one", "two", "three", "four"):
+            folder = tmp_path / "my-images" / dataset / name
+            folder.mkdir(parents=True)
+            for number in range(2):
+                pixels = rng.integers(0, 256, (8, 8, 3), "uint8")
+                Image.fromarray(pixels).save(folder / f"{number}.jpg")
+    for name in ("a.jpg", "b.jpg"):
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), "uint8")).save(tmp_path / name)
+
+    make = timm.create_model
+
+    def untrained(name, **options):
+        torch.manual_seed(0)
+        small = {"pretrained": False, "embed_dim": 48, "depth": 2, "num_heads": 3}
+        return make(name, **options | small)
+
+    monkeypatch.setattr(backbones.timm, "create_model", untrained)
+    monkeypatch.setattr(backbones, "_ask_hub", lambda name: None)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "RESULTS", tmp_path / "results")
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    exec(code, found)
+    assert found["vectors"].shape == (2, 128)
+    np.testing.assert_allclose(np.diag(found["similarity"]), 1, rtol=1e-5)
