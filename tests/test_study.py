@@ -354,6 +354,12 @@ def test_the_large_datasets_of_photos_8_are_those_of_the_protocol(name):
         assert not set(sizes.index[:2]) & set(profile.large)
 
 
+def test_a_headline_of_smoke_says_that_it_means_nothing(results):
+    told = results.headline(replace(PROFILE, name="smoke")).data
+    assert told.startswith(study.results.MEANS_NOTHING)
+    assert study.results.MEANS_NOTHING not in results.headline(PROFILE).data
+
+
 def test_a_headline_has_the_best_row_and_pairs(results):
     told = results.headline(PROFILE, pairs=[("PUMA", "Linear")]).data
     harmonic = results.wide()["harmonic"]

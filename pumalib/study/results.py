@@ -32,6 +32,11 @@ PARAMETERS = ["row", "trainable", "total", "seconds"]
 METRICS = [f"R@{k}" for k in evaluation.KS] + ["RP", "MAP@R"]
 # Where the paper prints no numbers.
 NOTHING = pd.DataFrame()
+# One epoch of three small datasets has an order of methods all the same.
+MEANS_NOTHING = (
+    "> **The numbers below mean nothing**: `smoke` shows that the notebook runs, in seconds.  "
+    '`profile = "mini"` has numbers.'
+)
 # Verdicts whose claims a headline lists; the claims of the others it counts.
 DECIDED = ("supported", "contradicted")
 
@@ -91,10 +96,13 @@ class Results:
         """What came out, as text.
 
         The best row, those called PUMA and frozen; differences of `pairs` of rows; verdicts on the
-        claims `about` some tables.
+        claims `about` some tables.  Of `smoke` it says first that none of that means anything.
         """
         parts = [self._levels(profile), self._pairs(pairs), _verdicts(profile, about)]
-        return Markdown("  ".join(part for part in parts if part))
+        text = "  ".join(part for part in parts if part)
+        if profile.name == "smoke":
+            text = f"{MEANS_NOTHING}\n\n{text}"
+        return Markdown(text)
 
     def _levels(self, profile: Profile) -> str:
         part = self.tidy.query("metric == 'R@1' and dataset == 'harmonic'")
