@@ -248,8 +248,14 @@ class FolderIndex:
 
         Should the machine stop between the two, `_read` drops what is in only one of them.
         """
-        with paths.written_whole(self.store / INDEX_FILE) as temporary:
-            faiss.write_index(self._vectors, str(temporary))
+        with (
+            paths.written_whole(self.store / INDEX_FILE) as temporary,
+            temporary.open("wb") as file,
+        ):
+            # By Python's file: given a path, faiss does not notice that the last bytes of an index
+            # did not fit on the disk.
+            writer = faiss.PyCallbackIOWriter(file.write)  # type: ignore[attr-defined]
+            faiss.write_index(self._vectors, writer)
         with paths.written_whole(self.store / TABLE_FILE) as temporary:
             self.table.to_csv(temporary)
 

@@ -53,6 +53,9 @@ IN_CHECKOUT = _is_checkout(ROOT)
 RESULTS = _from_environment("PUMALIB_RESULTS", ROOT / "results")
 CACHE = _from_environment("PUMALIB_CACHE", _default_cache())
 
+# What more space does not help against.
+_NOT_OURS_TO_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
+
 # Folders that `written_whole` has swept: to list one of thousands of files at every write would be
 # slow.
 _swept: set[Path] = set()
@@ -104,18 +107,22 @@ def written_whole(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        what = f"cannot write {path}: {error.strerror or error}; {_remedy(error)}"
+        what = f"cannot write {path}: {error.strerror or error}; {remedy(path, error)}"
         raise OSError(error.errno, what) from error
     finally:
         _remove(temporary)
 
 
-def _remedy(error: OSError) -> str:
-    """What helps against an error of writing."""
+def remedy(path: Path, error: OSError) -> str:
+    """What helps where `path` could not be written, and what is not lost by that."""
     if error.errno == errno.ENAMETOOLONG:
         return "shorten its name"
+    helps = f"free some space on the disk of {path.parent}"
+    if error.errno in _NOT_OURS_TO_WRITE:
+        helps = f"allow writing to {path.parent}"
     elsewhere = "PUMALIB_RESULTS=<folder> (PUMALIB_CACHE=<folder> for the cache)"
-    return f"free some space, or write elsewhere: {elsewhere}"
+    kept = "All that was written before is whole and kept: the same command goes on from there"
+    return f"{helps}, or write elsewhere: {elsewhere}. {kept}"
 
 
 def _remove(file: Path) -> None:

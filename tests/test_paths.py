@@ -150,8 +150,12 @@ def test_a_file_that_cannot_be_written_says_what_to_do(tmp_path):
 
     with pytest.raises(OSError, match=r"cannot write .*; shorten its name"):
         write(250 * "x")
-    with pytest.raises(OSError, match=r"No space left.* free some space, or write elsewhere"):
+    with pytest.raises(
+        OSError, match=r"No space left.* free some space on the disk of .*, or write"
+    ):
         write("file", OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(OSError, match=r"Read-only.*; allow writing to .*, or write elsewhere"):
+        write("file", OSError(errno.EROFS, "Read-only file system"))
     assert not list(tmp_path.iterdir())
 
 

@@ -46,8 +46,7 @@ def make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        remedy = "name another place with PUMALIB_RESULTS=<folder>"
-        why = f"cannot make {folder}: {error.strerror}; {remedy}"
+        why = f"cannot make {folder}: {error.strerror}; {paths.remedy(folder, error)}"
         raise OSError(error.errno, why) from error
     paths.sweep(folder)
 
