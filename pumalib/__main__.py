@@ -70,7 +70,7 @@ def cli() -> None:
 @click.argument("names", nargs=-1, metavar="[NOTEBOOK]...")
 @profile_option
 @values_option
-@click.option("--seeds", type=click.IntRange(1), help="seeds 0 to N - 1")
+@click.option("--seeds", type=click.IntRange(1, 10_000), help="seeds 0 to N - 1")
 @click.option("--jobs", type=click.IntRange(1), help="runs at once: workers of a local cluster")
 @click.option("--dask", metavar="ADDRESS", help="of a Dask scheduler whose workers train")
 @click.option("--plan", is_flag=True, help="say what would be trained and how long; train nothing")

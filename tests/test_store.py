@@ -108,6 +108,16 @@ def test_runs_may_lie_on_another_disk(names, tmp_path):
     assert store.folder(names["puma"], "test").parent.is_symlink()
 
 
+def changed_rows(changes, *datasets):
+    """The table of another run with some cells changed, or taken out where they are None."""
+    table = []
+    for row in another()["table"]:
+        if not datasets or row["dataset"] in datasets:
+            row = {key: value for key, value in {**row, **changes}.items() if value is not None}
+        table.append(row)
+    return {"table": table}
+
+
 CONTENTS = {
     "no table": {"table": None},
     "a table of numbers": {"table": [1, 2]},
@@ -116,6 +126,18 @@ CONTENTS = {
     "hits of no row": {"hits": {"other": "gA=="}},
     "no parameters": {"parameters": None},
     "no device": {"environment": {}},
+    "a device that clears the screen": {"environment": {"device": "cpu\x1b[2J"}},
+    "a row without R@1": changed_rows({"R@1": None}),
+    "R@1 that is not that of the hits": changed_rows({"R@1": 0.99}),
+    "R@1 that is none": changed_rows({"R@1": float("nan")}),
+    "accuracies above 1": changed_rows({"MAP@R": 7}),
+    "more queries than hits": changed_rows({"queries": 10**15}),
+    "fewer queries than none": changed_rows({"queries": -8}),
+    "half a query": changed_rows({"queries": 8.5}),
+    "true queries": changed_rows({"queries": True}),
+    "a harmonic mean of its own": changed_rows({"R@1": 0.9}, "harmonic"),
+    "hits of fewer queries": {"hits": {"digits": "gA=="}},
+    "hits that are no code": {"hits": {"digits": 8 * "!"}},
     "settings in a list": {"run": []},
     "a nest of settings": {"run": {"seed": 0, "data": json.loads("[" * 50 + "]" * 50)}},
     "an ensemble of none": {"members": []},

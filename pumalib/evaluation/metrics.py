@@ -84,8 +84,12 @@ def pack(bits: np.ndarray) -> str:
 
 
 def unpack(text: str, count: int) -> np.ndarray:
-    """(count,) 0 or 1: what `pack` wrote."""
-    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8), count=count)
+    """(count,) 0 or 1: what `pack` wrote; ValueError where it is not of so many."""
+    packed = base64.b64decode(text, validate=True)
+    if len(packed) != -(-count // 8):
+        # Of fewer bits numpy would make the rest of what the memory held before.
+        raise ValueError(f"{len(packed)} bytes are not the bits of {count:,} queries")
+    return np.unpackbits(np.frombuffer(packed, np.uint8), count=count)
 
 
 def scores(
