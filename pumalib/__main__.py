@@ -162,6 +162,7 @@ def train(
     from . import config
     from .study import one_run
 
+    config.require_values(values)
     chosen = config.profile(profile, **values)
     if one_run.is_kept(method, chosen.name):
         if values or settings or loss is not None or seed is not None:

@@ -6,6 +6,7 @@ only the checkout has (`NOTEBOOKS`, `PROFILES`, `PAPER`, `MINI`) raise FileNotFo
 """
 
 import errno
+import hashlib
 import os
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,8 @@ IN_CHECKOUT = _is_checkout(ROOT)
 RESULTS = _from_environment("PUMALIB_RESULTS", ROOT / "results")
 CACHE = _from_environment("PUMALIB_CACHE", _default_cache())
 
+# Bytes of a name, beyond which nothing is added to it: file systems take 255.
+_LONG = 200
 # What more space does not help against.
 _NOT_OURS_TO_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -99,7 +102,10 @@ def written_whole(path: Path) -> Iterator[Path]:
 
     Raises OSError, which names the remedy, where it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    name = path.name
+    if len(os.fsencode(name)) > _LONG:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.parent not in _swept:

@@ -87,6 +87,8 @@ REFUSED = {
     "the hub": (["-p", "pretrained=hub"], "pretrained = 'hub' has no weights of 'mini_vit'"),
     "seeds": (["-p", "seeds=[3]"], "-p seeds is for several runs; this is one, see --seed"),
     "jobs": (["-p", "jobs=3"], "-p jobs is for several runs"),
+    "null": (["-p", "datasets=null"], "datasets = null would change nothing: give a value"),
+    "nothing": (["-p", "root="], "root = null would change nothing"),
     "no value": (["-p", "epochs"], "'epochs': write name=value, the value in YAML"),
     "no YAML": (["-p", "epochs=[1"], "'epochs=[1': write name=value, the value in YAML"),
     "a key twice": (["-p", "full={lr: 1, lr: 2}"], "the key 'lr' stands twice"),

@@ -1,7 +1,9 @@
 """Kept lines: whole or damaged, written by several at once; and names that are no paths."""
 
 import json
+import os
 import warnings
+from pathlib import Path
 
 import kept_runs
 import pytest
@@ -169,6 +171,21 @@ def test_any_text_is_at_worst_a_damaged_line(text, names):
     assert kept_line.DAMAGED.fullmatch(line.name)
     store.drop(line.name, "test")
     assert len(texts()) == 3
+
+
+def pipe(file):
+    os.mkfifo(file)
+
+
+def lost_link(file):
+    file.symlink_to(file.parent / "gone")
+
+
+@pytest.mark.parametrize("make", [pipe, lost_link, Path.mkdir])
+def test_what_is_called_like_a_kept_file_and_is_none_is_named(make, names):
+    make(kept_file(7))
+    with pytest.raises(ValueError, match=r"kept-7\.jsonl is no file of kept runs: move it"):
+        store.read("test")
 
 
 @pytest.mark.filterwarnings("ignore:.*is damaged")

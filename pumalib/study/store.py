@@ -133,7 +133,13 @@ def unpacked(record: dict[str, Any], key: str) -> dict[str, np.ndarray]:
 
 
 def _kept_files(profile: str | Path) -> list[Path]:
-    return sorted((paths.RESULTS / profile).glob("kept*.jsonl"))
+    """The kept files of a profile; ValueError where one is a pipe, a folder or a lost link."""
+    files = sorted((paths.RESULTS / profile).glob("kept*.jsonl"))
+    for file in files:
+        # To read from a pipe would wait for ever.
+        if not file.is_file():
+            raise ValueError(f"{paths.shown(file)} is no file of kept runs: move it elsewhere")
+    return files
 
 
 def _state(file: Path) -> State:
