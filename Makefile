@@ -6,6 +6,8 @@ RESULTS ?= results
 SITE ?= build/site
 BIN := .venv/bin
 PHOTOS ?= photos
+FAULTS ?= 1000
+SEED := $(or $(SEED),$(shell date +%s))
 GPU_PYTHON ?= $(BIN)/python
 GPU_DONE = build/gpu-tests $(patsubst %,results/bench/%-cuda.csv,training losses search data small)
 GPU_STEP = timeout --signal=INT --kill-after=9 530 $(GPU_PYTHON)
@@ -23,6 +25,10 @@ test: .venv/installed  ## formatting, types, every test, and every notebook at i
 	$(BIN)/ruff check
 	$(BIN)/mypy -n 2
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --nbval-lax --nbval-current-env --nbval-cell-timeout 600 tests notebooks
+
+faults: .venv/installed  ## a thousand faults drawn by a seed that it prints (SEED=, FAULTS=; docs/reliability.md)
+	@echo "$(FAULTS) faults, SEED=$(SEED)"
+	$(BIN)/python -m pytest -q tests/test_faults.py --faults $(FAULTS) --seed $(SEED)
 
 site: .venv/installed  ## the executed notebooks of PROFILE as one searchable site: $(SITE)/_build/html/index.html
 	rm -rf $(SITE) && mkdir -p $(SITE)
@@ -64,4 +70,4 @@ lab: .venv/installed  ## open JupyterLab
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements.txt
 	@touch $@
 
-.PHONY: quickstart study test site photos gpu lab
+.PHONY: quickstart study test faults site photos gpu lab
