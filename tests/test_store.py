@@ -220,6 +220,18 @@ def test_the_same_line_twice_is_no_conflict(names):
         assert len(store.read("test")) == 3
 
 
+def test_a_finished_folder_whose_numbers_contradict_its_hits_is_not_kept(names):
+    folder = trained(RUNS["puma"], seed=1, rate=0.6)
+    file = folder / run_folder.FINISHED
+    record = json.loads(file.read_text())
+    record["table"][0]["R@1"] = 0.99
+    file.write_text(json.dumps(record))
+    store.drop(names["puma"], "test")
+    with pytest.raises(ValueError, match=r"metrics\.json is damaged .*by its hits.*trained again"):
+        finish(folder)
+    assert names["puma"] not in store.read("test")
+
+
 def test_a_repeated_training_is_kept_beside_once(names):
     trained(RUNS["puma"], seed=1, rate=0.6)  # as it was kept
     folder = store.folder(names["puma"], "test")

@@ -277,7 +277,16 @@ def compare_repeat(where: Path, profile: str | Path) -> Repeat:
 
 
 def _finished(where: Path) -> dict[str, Any]:
-    return kept_line.rounded({"name": where.name, **run_folder.read_record(where)})
+    finished = kept_line.rounded({"name": where.name, **run_folder.read_record(where)})
+    try:
+        kept_line.check(finished)
+    except ValueError as error:
+        file = paths.shown(where / run_folder.FINISHED)
+        raise ValueError(
+            f"{file} is damaged ({error}); remove the folder: where the run is needed it is "
+            "trained again"
+        ) from error
+    return finished
 
 
 @contextmanager

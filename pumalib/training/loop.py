@@ -4,7 +4,6 @@ All randomness of a step comes from (seed, epoch, step).  Under torchrun the fir
 writes and evaluates.
 """
 
-import json
 import math
 import shutil
 import subprocess
@@ -414,7 +413,7 @@ def finish(setup: Setup, reached: Reached, scores: evaluation.Scores, folder: Pa
         "table": table.to_dict("records"),
         **scores.packed(),
     }
-    write_text(folder / FINISHED, json.dumps(content))
+    run_folder.write_record(folder, content)
     for name in CHECKPOINTS:
         (folder / name).unlink(missing_ok=True)
     return seconds
