@@ -110,6 +110,8 @@ def written_whole(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.parent not in _swept:
             sweep(path.parent)
+        # A link of that name would lead what is written elsewhere.
+        _remove(temporary)
         yield temporary
         temporary.replace(path)
     except OSError as error:
@@ -145,7 +147,8 @@ def sweep(folder: Path) -> None:
     _swept.add(folder)
     for left in folder.glob(".*.tmp"):
         process = left.name.split(".")[-2]
-        if process.isdecimal() and not _is_running(int(process)):
+        is_folder = left.is_dir() and not left.is_symlink()
+        if process.isdecimal() and not is_folder and not _is_running(int(process)):
             left.unlink(missing_ok=True)
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import io
 import json
 import multiprocessing
+import os
 import pickle
 import random
 import shutil
@@ -526,6 +527,21 @@ def a_linked_folder(scene):
     assert not folder.is_symlink() and scene.name not in store.read("faults")
 
 
+def linked_files(scene):
+    """Files of a training in progress, and those that are written on the way, are links."""
+    folder = scene.home / "stopped"
+    names = ["run.json", "log.csv", "model.safetensors", "metrics.json"]
+    for name in scene.rng.sample(names, scene.rng.randint(1, 4)):
+        link = folder / scene.rng.choice([name, f".{name}.{os.getpid()}.tmp"])
+        if link.name == "metrics.json":
+            continue  # would be a finished run's
+        link.unlink(missing_ok=True)
+        link.symlink_to(scene.canary / scene.rng.choice(["below/file", "metrics.json", "gone"]))
+    assert resumed(scene.home, scene.name) == scene.expected["resumed"]
+    written = [folder / name for name in ("run.json", "model.safetensors", "metrics.json")]
+    assert not any(file.is_symlink() for file in written)
+
+
 def a_full_disk(scene):
     """Training goes on where there is little space, and again where there is enough."""
     disk = small_disks.DiskOfFiles(scene.home)
@@ -551,6 +567,7 @@ ATTACKS = [
     a_hostile_profile,
     a_hostile_folder,
     a_linked_folder,
+    linked_files,
     a_full_disk,
 ]
 
@@ -580,7 +597,7 @@ def test_an_attacker_changes_nothing_outside_and_passes_no_number(
     monkeypatch.setattr(paths, "CACHE", tmp_path / "cache")
     kind = ATTACKS[attack % len(ATTACKS)]
     known = expected["kept runs"]
-    if kind in (a_hostile_folder, a_full_disk):
+    if kind in (a_hostile_folder, linked_files, a_full_disk):
         known = {"resumed": expected["checkpoint"]}
 
     kind(Scene(drawn(f"attack {attack}"), results, canary, name, known))
