@@ -7,6 +7,8 @@ SITE ?= build/site
 REPORT ?= build
 BIN := .venv/bin
 PHOTOS ?= photos
+FAULTS ?= 1000
+SEED := $(or $(SEED),$(shell date +%s))
 GPU_PYTHON ?= $(BIN)/python
 GPU_DONE = build/gpu-tests $(patsubst %,results/bench/%-cuda.csv,training losses search data small)
 GPU_STEP = timeout --signal=INT --kill-after=9 530 $(GPU_PYTHON)
@@ -28,6 +30,10 @@ test: .venv/installed  ## formatting, types, every test, and every notebook at i
 	$(BIN)/ruff check
 	$(BIN)/mypy -n 2
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --nbval-lax --nbval-current-env --nbval-cell-timeout 600 tests notebooks
+
+faults: .venv/installed  ## a thousand faults drawn by a seed that it prints (SEED=, FAULTS=; docs/reliability.md)
+	@echo "$(FAULTS) faults, SEED=$(SEED)"
+	$(BIN)/python -m pytest -q tests/test_faults.py --faults $(FAULTS) --seed $(SEED)
 
 site: .venv/installed  ## the executed notebooks of PROFILE as one searchable site: $(SITE)/_build/html/index.html
 	rm -rf $(SITE) && mkdir -p $(SITE)
@@ -88,4 +94,4 @@ lab: .venv/installed  ## open JupyterLab
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements.txt
 	@touch $@
 
-.PHONY: quickstart study test site report photos trial gpu lab
+.PHONY: quickstart study test faults site report photos trial gpu lab

@@ -28,3 +28,4 @@ def pytest_addoption(parser):
     parser.addoption(
         "--faults", type=int, default=200, help="faults that tests/test_faults.py draws"
     )
+    parser.addoption("--seed", type=int, default=0, help="by which they are drawn")

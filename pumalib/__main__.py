@@ -79,7 +79,7 @@ def cli() -> None:
 @click.argument("names", nargs=-1, metavar="[NOTEBOOK]...")
 @profile_option
 @values_option
-@click.option("--seeds", type=click.IntRange(1), help="seeds 0 to N - 1")
+@click.option("--seeds", type=click.IntRange(1, 10_000), help="seeds 0 to N - 1")
 @click.option("--jobs", type=click.IntRange(1), help="runs at once: workers of a local cluster")
 @click.option("--dask", metavar="ADDRESS", help="of a Dask scheduler whose workers train")
 @click.option("--plan", is_flag=True, help="say what would be trained and how long; train nothing")
@@ -172,6 +172,7 @@ def train(
     from . import config, training
     from .study import one_run, store
 
+    config.require_values(values)
     values = _from_shell(values)
     chosen = config.profile(_profile(profile), **values)
     if one_run.is_kept(method, chosen.name):

@@ -9,6 +9,7 @@ import copy
 import difflib
 import hashlib
 import json
+import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field, fields, is_dataclass
@@ -412,7 +413,7 @@ class Profile:
     """Where the data is and how much is spent: what of every `Run` a table does not choose."""
 
     # Results are written to results/<name>.
-    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=60)]
     data: Data = field(default_factory=Data)
     backbone: str = "mini_vit"
     pretrained: str = "embedded"
@@ -573,6 +574,13 @@ def profile(name: str, /, **changes: Any) -> Profile:
     return _changed(read, own, where)
 
 
+def require_values(changes: Mapping[str, Any]) -> None:
+    """Raise ValueError where a change that a user wrote is null: `profile` takes that for none."""
+    for name, value in changes.items():
+        if value is None:
+            raise ValueError(f"{name} = null would change nothing: give a value, or leave it out")
+
+
 def overridable() -> list[str]:
     """The names that `profile` takes as changes."""
     names = [*_names(Profile), *_names(Data), *_names(Training)]
@@ -602,6 +610,10 @@ def _our_profiles() -> dict[str, Path]:
     return {file.stem: file for file in paths.PROFILES.glob("*.yaml")}
 
 
+# Folders of results that are no profile's: the timings.
+_OTHER_RESULTS = ("bench",)
+
+
 def _read_profile(file: Path) -> Profile:
     try:
         content = read_yaml(file.read_text(encoding="utf-8"))
@@ -613,7 +625,12 @@ def _read_profile(file: Path) -> Profile:
         kind = type(content).__name__
         raise ValueError(f"{file.name}: a profile is a mapping of settings, not {kind}")
     read = checked(file.name, Profile, {"name": file.stem, **content})
-    ours = _our_profiles().get(read.name)
+    if read.name.casefold() in _OTHER_RESULTS:
+        raise ValueError(
+            f"{file}: results/{read.name} holds other results; give it another name by `name:`"
+        )
+    # Some file systems take names for one that differ in upper and lower case alone.
+    ours = {name.casefold(): own for name, own in _our_profiles().items()}.get(read.name.casefold())
     if ours is not None and not ours.samefile(file):
         raise ValueError(
             f"{file}: {read.name!r} is the name of {paths.shown(ours)}, with whose results its own "
@@ -676,7 +693,7 @@ def _complaint(where: str, cls: Any, error: Mapping[str, Any]) -> str:
         owner = _SECTIONS[above[-1]] if above else cls
         return f"{', '.join([where, *above])}: {_unknown(key, _names(owner))}"
     message = error["msg"].removeprefix("Value error, ")
-    message = message.replace("Input should", "it should").replace("tuple", "list")
+    message = re.sub("^(Input|String) should", "it should", message).replace("tuple", "list")
     if not place:
         return f"{where}: {message}"
     return f"{where}: {'.'.join(place)} = {_short(error['input'])}: {message}"
@@ -688,7 +705,11 @@ def _short(value: Any) -> str:
     short.maxlevel = 3
     short.maxlist = short.maxtuple = short.maxdict = 8
     short.maxstring = short.maxother = 200
-    text = short.repr(value)
+    try:
+        text = short.repr(value)
+    # Python does not write numbers of thousands of digits.
+    except ValueError:
+        return f"a large {type(value).__name__}"
     if len(text) > 400:
         return f"{text[:400]} ..."
     return text

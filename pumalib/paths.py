@@ -6,6 +6,7 @@ only the checkout has (`NOTEBOOKS`, `PROFILES`, `PAPER`, `MINI`) raise FileNotFo
 """
 
 import errno
+import hashlib
 import os
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,11 @@ IN_CHECKOUT = _is_checkout(ROOT)
 RESULTS = _from_environment("PUMALIB_RESULTS", ROOT / "results")
 CACHE = _from_environment("PUMALIB_CACHE", _default_cache())
 
+# Bytes of a name, beyond which nothing is added to it: file systems take 255.
+_LONG = 200
+# What more space does not help against.
+_NOT_OURS_TO_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
+
 # Folders that `written_whole` has swept: to list one of thousands of files at every write would be
 # slow.
 _swept: set[Path] = set()
@@ -96,26 +102,35 @@ def written_whole(path: Path) -> Iterator[Path]:
 
     Raises OSError, which names the remedy, where it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    name = path.name
+    if len(os.fsencode(name)) > _LONG:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.parent not in _swept:
             sweep(path.parent)
+        # A link of that name would lead what is written elsewhere.
+        _remove(temporary)
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        what = f"cannot write {path}: {error.strerror or error}; {_remedy(error)}"
+        what = f"cannot write {path}: {error.strerror or error}; {remedy(path, error)}"
         raise OSError(error.errno, what) from error
     finally:
         _remove(temporary)
 
 
-def _remedy(error: OSError) -> str:
-    """What helps against an error of writing."""
+def remedy(path: Path, error: OSError) -> str:
+    """What helps where `path` could not be written, and what is not lost by that."""
     if error.errno == errno.ENAMETOOLONG:
         return "shorten its name"
+    helps = f"free some space on the disk of {path.parent}"
+    if error.errno in _NOT_OURS_TO_WRITE:
+        helps = f"allow writing to {path.parent}"
     elsewhere = "PUMALIB_RESULTS=<folder> (PUMALIB_CACHE=<folder> for the cache)"
-    return f"free some space, or write elsewhere: {elsewhere}"
+    kept = "All that was written before is whole and kept: the same command goes on from there"
+    return f"{helps}, or write elsewhere: {elsewhere}. {kept}"
 
 
 def _remove(file: Path) -> None:
@@ -132,7 +147,8 @@ def sweep(folder: Path) -> None:
     _swept.add(folder)
     for left in folder.glob(".*.tmp"):
         process = left.name.split(".")[-2]
-        if process.isdecimal() and not _is_running(int(process)):
+        is_folder = left.is_dir() and not left.is_symlink()
+        if process.isdecimal() and not is_folder and not _is_running(int(process)):
             left.unlink(missing_ok=True)
 
 

@@ -349,8 +349,23 @@ def test_refusals_name_the_profile_and_the_remedy():
         "full: {a: " + 4000 * "[" + 4000 * "]" + "}": "nested too deep",
         "when: 2001-99-99": "is no YAML: month must be in",
         "a: [": "is no YAML",
+        "dim: 1" + 3000 * ":59": "dim = a large int: it should be",
+        "name: ../up": r"name = '\.\./up': it should match",
+        f"name: {61 * 'n'}": "it should have at most 60 characters",
+        "name: bench": "results/bench holds other results; give it another name",
     }.items(),
-    ids=["twice", "twice within", "deep", "deep and closed", "no date", "unclosed"],
+    ids=[
+        "twice",
+        "twice within",
+        "deep",
+        "deep and closed",
+        "no date",
+        "unclosed",
+        "a number of base 60",
+        "a folder",
+        "a long name",
+        "the name of the timings",
+    ],
 )
 def test_a_file_that_yaml_reads_wrong_or_not_is_refused(tmp_path, text, message):
     file = tmp_path / "bad.yaml"
@@ -392,6 +407,9 @@ def test_no_file_elsewhere_takes_the_name_of_one_of_ours(tmp_path):
     other = tmp_path / "other.yaml"
     other.write_text("name: mini")
     with pytest.raises(ValueError, match=r"'mini' is the name of notebooks/profiles/mini\.yaml"):
+        config.profile(str(other))
+    other.write_text("name: MINI")  # one folder with ours on a Mac
+    with pytest.raises(ValueError, match=r"'MINI' is the name of notebooks/profiles/mini\.yaml"):
         config.profile(str(other))
     file.write_text(f"name: mine\n{ours.read_text()}")
     assert config.profile(str(file)).name == "mine"

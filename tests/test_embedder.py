@@ -118,6 +118,26 @@ def test_foreign_files_are_refused_by_name(folder, tmp_path):
         embedder.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"run": "null"}, {"run": 10**5 * "["}, {"normalise": '{"a": 1}'}, {"normalise": 10**5 * "["}],
+    ids=["no run", "a deep run", "another kind", "deep"],
+)
+def test_a_label_that_says_something_else_is_refused(change, tmp_path):
+    file = saved(tmp_path / NAMES[0]) / "model.safetensors"
+    rewritten(file, change=change)
+    with pytest.raises(ValueError, match=f"{file} is damaged or not of pumalib"):
+        embedder.load(file.parent)
+
+
+def test_tensors_of_another_type_are_refused(tmp_path):
+    file = saved(tmp_path / NAMES[0]) / "model.safetensors"
+    state = safetensors.torch.load_file(file)
+    rewritten(file, state=state | {"head.weight": state["head.weight"].to(torch.int8)})
+    with pytest.raises(ValueError, match=f"{file} is damaged: its tensors are not those"):
+        embedder.load(file.parent)
+
+
 def test_the_model_of_another_run_is_refused(tmp_path):
     ours = saved(tmp_path / NAMES[0])
     theirs = saved(tmp_path / NAMES[1], seed=1)

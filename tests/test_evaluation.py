@@ -315,6 +315,13 @@ def test_bad_input():
         ({"split": "train"}, {}, "unknown split 'train'; known: test, query, gallery"),
         ({"split": "query"}, {}, "dataset 'a': no query has another image of its class"),
         ({"label": np.arange(40)}, {}, "dataset 'a': no query has another image of its class"),
+        ({"label": [*range(39), np.nan]}, {}, "1 of 40 images have no label, first that of row 39"),
+        ({"label": [None, *"a" * 39]}, {}, "1 of 40 images have no label, first that of row 0"),
+        ({"dataset": None}, {}, "40 of 40 images have no dataset, first that of row 0"),
+        ({"dataset": "unified"}, {}, "dataset 'unified': the name of an overall accuracy; rename"),
+        ({"dataset": "harmonic"}, {}, "dataset 'harmonic': the name of an overall accuracy"),
+        ({}, {"embeddings": embeddings.astype(str)}, "embeddings are <U32; real numbers are need"),
+        ({}, {"embeddings": embeddings.astype(complex)}, "are complex128; real numbers are needed"),
         ({}, {"distance": "l1"}, "unknown distance 'l1'; known: cosine, a function"),
         (
             {},
@@ -325,6 +332,12 @@ def test_bad_input():
     ):
         with pytest.raises(ValueError, match=message):
             evaluate(**{"embeddings": embeddings, "images": images.assign(**change)} | options)
+
+
+@pytest.mark.parametrize("text", ["gA==", "!!!!", 8 * "!", "gIAAAAA="])
+def test_bits_of_another_count_are_refused(text):
+    with pytest.raises(ValueError):
+        metrics.unpack(text, 17)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

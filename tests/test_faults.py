@@ -1,12 +1,15 @@
-"""Faults drawn by a seed: wrong settings, damaged files, kill -9.
+"""Faults drawn by a seed: wrong settings, damaged files, kill -9, and what an attacker would try.
 
-Each ends in equal numbers or in an error of ours.
-`pytest tests/test_faults.py --faults 1000` draws more than the test command does.
+Each ends in equal numbers or in an error of ours, and nothing outside results changes.
+`make faults` draws a thousand (`--faults`) by a seed that it prints (`--seed`).
 """
 
 import dataclasses
+import io
 import json
 import multiprocessing
+import os
+import pickle
 import random
 import shutil
 import time
@@ -15,12 +18,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_disks
+import torch
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pumalib import config, data, embedder, paths, study, training
+from pumalib import config, data, embedder, models, paths, study, training
+from pumalib.__main__ import main
 from pumalib.data import images, mini, prepared
 from pumalib.models import backbones
 from pumalib.study import store
@@ -57,7 +63,8 @@ def test_any_setting_is_taken_and_read_back_or_refused_by_its_name(request, tmp_
     file = tmp_path / "some.yaml"
     quiet = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
-    @settings(max_examples=max(150, request.config.getoption("faults")), derandomize=True, **quiet)
+    @seed(request.config.getoption("seed"))
+    @settings(max_examples=max(150, request.config.getoption("faults") // 4), **quiet)
     @given(st.sampled_from(FIELDS), VALUES)
     def draw(where, value):
         cls, name = where
@@ -165,9 +172,20 @@ READS = {
 
 def pytest_generate_tests(metafunc):
     faults = metafunc.config.getoption("faults")
-    for name, count in {"fault": faults // 2, "moment": max(6, faults // 40)}.items():
+    counts = {"fault": faults // 2, "moment": max(6, faults // 40), "attack": faults // 4}
+    for name, count in counts.items():
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, range(count))
+
+
+@pytest.fixture
+def drawn(request):
+    """Draws by the seed that was asked for, and a number."""
+
+    def of(number):
+        return random.Random(f"{request.config.getoption('seed')} {number}")
+
+    return of
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +196,8 @@ def expected(whole):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_damaged_file_is_noticed(fault, whole, expected, tmp_path):
-    rng, (home, name) = random.Random(fault), whole
+def test_a_damaged_file_is_noticed(fault, drawn, whole, expected, tmp_path):
+    rng, (home, name) = drawn(fault), whole
     what = list(READS)[fault % len(READS)]
     read, pattern, another = READS[what]
     copy = tmp_path / "copy"
@@ -253,9 +271,9 @@ def undisturbed(whole, tmp_path_factory):
     return find
 
 
-def test_a_process_killed_at_any_moment_goes_on(moment, whole, undisturbed, tmp_path):
+def test_a_process_killed_at_any_moment_goes_on(moment, drawn, whole, undisturbed, tmp_path):
     kind = ("train", "run", "prepare")[moment % 3]
-    rng = random.Random(moment)
+    rng = drawn(moment)
     seconds, expected = undisturbed(kind)
     shutil.copytree(whole[0] / "images", tmp_path / "images")
     for _ in range(3):
@@ -268,3 +286,322 @@ def test_a_process_killed_at_any_moment_goes_on(moment, whole, undisturbed, tmp_
     assert process.exitcode == 0
     assert expected and outcome(kind, tmp_path) == expected
     assert not [file for file in tmp_path.rglob("*") if file.suffix == ".tmp"]
+
+
+# ---- What an attacker would try: each draws, does, and looks at what came of it
+
+
+@dataclasses.dataclass
+class Scene:
+    """A copy of a results folder, and a canary beside it that nothing may touch."""
+
+    rng: random.Random
+    home: Path  # the folder of results
+    canary: Path
+    name: str  # of a kept run
+    expected: dict  # what was read of all before
+
+    @property
+    def profile(self):
+        return self.home / "faults"
+
+    @property
+    def kept(self):
+        return self.profile / "kept-1.jsonl"
+
+    def texts(self):
+        return self.kept.read_text().splitlines()
+
+    def insert(self, *texts):
+        """Put lines at places that are drawn."""
+        all_lines = self.texts()
+        for text in texts:
+            all_lines.insert(self.rng.randint(0, len(all_lines)), text)
+        self.kept.write_text("".join(f"{line}\n" for line in all_lines))
+
+    def record(self):
+        """The record of the kept run, to be changed."""
+        (text,) = [text for text in self.texts() if json.loads(text)["name"] == self.name]
+        found = json.loads(text)
+        del found["digest"]
+        return found
+
+
+def signed(record):
+    """A line with the right digest, whatever it holds."""
+    return json.dumps(record | {"digest": training.run_folder.short_hash(record)})
+
+
+def verified(scene):
+    return "\n".join(study.runs.problems("faults"))
+
+
+def names_that_lead_elsewhere(scene):
+    up = "../" * scene.rng.randint(1, 6)
+    names = [
+        str(scene.canary),
+        f"{up}canary",
+        f"x/{up}canary",
+        "..",
+        ".",
+        f"/{scene.name}",
+        f"{scene.name}\n",
+        f"{scene.name}\0",
+        f"..\\{scene.name}",
+        "~",
+        scene.rng.choice("aä. ") * scene.rng.randint(1, 300) + "/",
+        chr(scene.rng.randint(0x80, 0xFFFF)).encode("utf-8", "replace").decode(),
+    ]
+    return scene.rng.sample(names, scene.rng.randint(1, 4))
+
+
+def hostile_names(scene):
+    names = names_that_lead_elsewhere(scene)
+    for name in names:
+        record = {**scene.record(), "name": name}
+        scene.insert(signed(record) if scene.rng.random() < 0.7 else json.dumps(record))
+        for use in (store.folder, store.place):
+            with pytest.raises(ValueError, match="cannot be the name of a run"):
+                use(name, "faults")
+    said = verified(scene)
+    damaged = [line.name for line in store.lines("faults") if line.record is None]
+    assert len(damaged) == len(names) and all(name in said for name in damaged)
+    main(["runs", "remove", *names, "--yes"])
+    assert main(["runs", "remove", *damaged, "--yes"]) == 0
+    assert not verified(scene)
+    assert store.read("faults") == scene.expected
+
+
+def two_lines_of_a_name(scene):
+    other = scene.record()
+    row = scene.rng.choice(other["table"])
+    row["MAP@R"] = scene.rng.random()
+    scene.insert(signed(other))
+    said = verified(scene)
+    assert f"{scene.name}: different numbers in kept-1.jsonl, line" in said
+    numbers = {json.dumps(r["table"]) for r in (other, scene.expected[scene.name])}
+    assert json.dumps(store.read("faults")[scene.name]["table"]) in numbers
+    assert main(["runs", "remove", scene.name, "--yes"]) == 0
+    assert scene.name not in store.read("faults")
+
+
+def an_edited_number(scene):
+    """Of a line, or of R@1 with a digest made anew: the line is damaged, its number never read."""
+    other = scene.record()
+    row = scene.rng.choice(other["table"])
+    anew = scene.rng.random() < 0.5
+    column = "R@1" if anew else scene.rng.choice([key for key in row if key != "dataset"])
+    old = json.loads(json.dumps(row[column]))
+    row[column] = scene.rng.choice([0.5, 1.5, -1, 2**70, float("nan"), old + 1e-3, None, "1"])
+    before = next(text for text in scene.texts() if json.loads(text)["name"] == scene.name)
+    digest = json.loads(before)["digest"]
+    text = signed(other) if anew else json.dumps(other | {"digest": digest})
+    scene.kept.write_text(scene.kept.read_text().replace(before, text))
+    assert scene.name not in store.read("faults"), (column, row[column])
+    assert "damaged line" in verified(scene)
+
+
+def models_of_other_runs(scene):
+    runs = sorted(scene.profile.glob("runs/*-*"))
+    scene.rng.shuffle(runs)
+    (one, other), file = runs[:2], "model.safetensors"
+    content = (one / file).read_bytes()
+    (one / file).write_bytes((other / file).read_bytes())
+    (other / file).write_bytes(content)
+    for folder in (one, other):
+        with pytest.raises(ValueError, match="is the model of"):
+            embedder.load(folder)
+    assert verified(scene).count("is the model of") == 2
+
+
+def weights_that_are_no_numbers(scene):
+    folder = scene.profile / "runs" / scene.name
+    model, run = models.load_model(folder)
+    parameter = scene.rng.choice(list(model.parameters()))
+    value = scene.rng.choice([float("nan"), float("inf"), -float("inf")])
+    parameter.data.view(-1)[scene.rng.randrange(parameter.numel())] = value
+    models.save(model, run, folder)
+    with pytest.raises(ValueError, match="are not finite"):
+        embedder.load(folder)
+    assert "are not finite" in verified(scene)
+
+
+def damaged_lines(scene):
+    """Any texts are at worst damaged lines, and go one by one."""
+    whole = sorted(scene.texts())
+    texts = set()
+    for _ in range(scene.rng.randint(1, 6)):
+        line = scene.rng.choice(whole)
+        cut = line[: scene.rng.randrange(1, len(line))]
+        nest = scene.rng.choice("[{") * scene.rng.choice([1, 10, 10**5])
+        code = "".join(chr(scene.rng.randint(33, 0x24F)) for _ in range(20))
+        texts.add(scene.rng.choice([cut, nest, code, "null", "<<<<<<< ours", '{"name": "' + code]))
+    scene.insert(*texts)
+    assert store.read("faults") == scene.expected
+    damaged = [line.name for line in store.lines("faults") if line.record is None]
+    assert len(damaged) == len(texts)
+    scene.rng.shuffle(damaged)
+    for name in damaged:
+        assert main(["runs", "remove", name, "--yes"]) == 0
+    assert sorted(scene.texts()) == whole and not verified(scene)
+
+
+def a_hostile_profile(scene):
+    """Keys twice, aliases without end, depth, names of folders or of ours: refused shortly."""
+    rng = scene.rng
+    fields = [field.name for field in dataclasses.fields(config.Profile)]
+    key = rng.choice(fields)
+    bomb = ["a: &a [" + ", ".join(rng.randint(2, 12) * ["lol"]) + "]"]
+    for above, name in zip("abcdefgh", "bcdefghi"):
+        bomb.append(f"{name}: &{name} [{', '.join(9 * [f'*{above}'])}]")
+    ours = rng.choice(sorted(paths.PROFILES.glob("*.yaml"))).stem
+    text = rng.choice(
+        [
+            f"{key}: {{lr: 1}}\nseeds: [1]\n{key}: {{lr: 2}}",
+            f"training: {{lr: {rng.random()}, epochs: 1, lr: {rng.random()}}}",
+            "\n".join([*bomb, f"{key}: *{rng.choice('ghi')}"]),
+            f"{key}: " + rng.choice("[{") * rng.randint(1000, 9000),
+            f"name: {rng.choice(['../up', '..', '/x', 'a/b', '.hidden', '~', '|', '%2e%2e/'])}",
+            f"name: {rng.choice([ours, ours.upper(), ours.title()])}",
+            f"{key}: !!python/object/apply:pathlib.Path.touch [{scene.canary / 'touched'}]",
+            f"dim: {rng.randint(1, 9)}" + ":59" * rng.randint(2500, 5000),
+        ]
+    )
+    file = scene.home / "hostile.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError) as error:
+        config.profile(str(file))
+    assert len(str(error.value)) < 2000
+    assert not (scene.home / ours / "runs").exists()
+
+
+class Touches:
+    """What, unpickled, would touch the canary."""
+
+    def __init__(self, canary):
+        self.canary = canary
+
+    def __reduce__(self):
+        return Path.touch, (self.canary / "touched",)
+
+
+def a_hostile_folder(scene):
+    """A model or checkpoint that is a pickle, a folder, a link to nowhere, or a tensor of lies."""
+    rng = scene.rng
+    pickled = pickle.dumps(Touches(scene.canary))
+    header = json.dumps({"x": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}})
+    contents = [
+        pickled,
+        len(header).to_bytes(8, "little") + header.encode(),
+        (2**63).to_bytes(8, "little") + b"{}",
+        rng.randbytes(rng.randint(0, 3000)),
+    ]
+    if rng.random() < 0.5:
+        file = scene.home / "stopped" / rng.choice(["checkpoint.pt", "checkpoint.previous.pt"])
+        zipped = io.BytesIO()
+        torch.save(Touches(scene.canary), zipped)
+        file.write_bytes(rng.choice([*contents, zipped.getvalue()]))
+        assert resumed(scene.home, scene.name) == scene.expected["resumed"]
+        return
+    file = scene.profile / "runs" / scene.name / "model.safetensors"
+    file.unlink()
+    kind = rng.choice(["content", "folder", "lost link"])
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "lost link":
+        file.symlink_to(scene.canary / "gone")
+    else:
+        file.write_bytes(rng.choice(contents))
+    with pytest.raises((ValueError, FileNotFoundError), match="model.safetensors"):
+        embedder.load(file.parent)
+
+
+def a_linked_folder(scene):
+    """Where the folder of a run should be is a link to the canary."""
+    folder = scene.profile / "runs" / scene.name
+    shutil.rmtree(folder)
+    folder.symlink_to(scene.rng.choice([scene.canary, scene.canary / "below", "../../../canary"]))
+    with pytest.raises(ValueError, match="is a link to"), store.held(folder):
+        pass
+    assert main(["runs", "remove", scene.name, "--yes"]) == 0
+    assert not folder.is_symlink() and scene.name not in store.read("faults")
+
+
+def linked_files(scene):
+    """Files of a training in progress, and those that are written on the way, are links."""
+    folder = scene.home / "stopped"
+    names = ["run.json", "log.csv", "model.safetensors", "metrics.json"]
+    for name in scene.rng.sample(names, scene.rng.randint(1, 4)):
+        link = folder / scene.rng.choice([name, f".{name}.{os.getpid()}.tmp"])
+        if link.name == "metrics.json":
+            continue  # would be a finished run's
+        link.unlink(missing_ok=True)
+        link.symlink_to(scene.canary / scene.rng.choice(["below/file", "metrics.json", "gone"]))
+    assert resumed(scene.home, scene.name) == scene.expected["resumed"]
+    written = [folder / name for name in ("run.json", "model.safetensors", "metrics.json")]
+    assert not any(file.is_symlink() for file in written)
+
+
+def a_full_disk(scene):
+    """Training goes on where there is little space, and again where there is enough."""
+    disk = small_disks.DiskOfFiles(scene.home)
+    disk.leave(scene.rng.choice([0, scene.rng.randrange(10**5), scene.rng.randrange(5 * 10**6)]))
+    try:
+        assert resumed(scene.home, scene.name) == scene.expected["resumed"]
+    except OSError as error:
+        assert "free some space on the disk of" in str(error), str(error)
+        assert "the same command goes on" in str(error), str(error)
+    finally:
+        disk.close()
+    assert not list(scene.home.rglob("*.tmp"))
+    assert resumed(scene.home, scene.name) == scene.expected["resumed"]
+
+
+ATTACKS = [
+    hostile_names,
+    two_lines_of_a_name,
+    an_edited_number,
+    models_of_other_runs,
+    weights_that_are_no_numbers,
+    damaged_lines,
+    a_hostile_profile,
+    a_hostile_folder,
+    a_linked_folder,
+    linked_files,
+    a_full_disk,
+]
+
+
+def state_of(folder):
+    """All that a folder holds, and when it was changed."""
+    found = {}
+    for file in [folder, *sorted(folder.rglob("*"))]:
+        content = file.read_bytes() if file.is_file() else b""
+        found[file.relative_to(folder).as_posix()] = (content, file.stat().st_mtime_ns)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_attacker_changes_nothing_outside_and_passes_no_number(
+    attack, drawn, whole, expected, tmp_path, monkeypatch, capsys
+):
+    home, name = whole
+    canary = tmp_path / "canary"
+    (canary / "below").mkdir(parents=True)
+    (canary / "metrics.json").write_text("{}")
+    (canary / "below" / "file").write_text("kept")
+    before = state_of(canary)
+    results = tmp_path / "results"
+    shutil.copytree(home, results)
+    monkeypatch.setattr(paths, "RESULTS", results)
+    monkeypatch.setattr(paths, "CACHE", tmp_path / "cache")
+    kind = ATTACKS[attack % len(ATTACKS)]
+    known = expected["kept runs"]
+    if kind in (a_hostile_folder, linked_files, a_full_disk):
+        known = {"resumed": expected["checkpoint"]}
+
+    kind(Scene(drawn(f"attack {attack}"), results, canary, name, known))
+    assert state_of(canary) == before
+    assert {file.name for file in tmp_path.iterdir()} <= {"canary", "results", "cache"}
+    for found, record in store.read("faults").items():
+        assert record == expected["kept runs"][found] or kind is two_lines_of_a_name

@@ -101,6 +101,20 @@ def benchmark(tmp_path):
     return Benchmark("folders", images, root=tmp_path)
 
 
+@pytest.mark.parametrize("name", [r"$\foo$", "$$", "a_b^c{", "%s {x} %(y)s"])
+def test_a_name_is_no_formula(name, tmp_path):
+    table = tidy(name, "other").replace({"dataset": {"a": name}})
+    drawn = [
+        figures.intervals(numbers([name, "b"], [name, "d"]), "R@1 (%)"),
+        figures.accuracy_against_parameters(table, {name: 10, "other": 10_000}),
+    ]
+    for figure in drawn:
+        file = figures.save(figure, tmp_path / "figure.png")
+        assert file.stat().st_size > 1000
+        texts = [text.get_text() for text in figure.findobj(plt.Text)]
+        assert name in texts
+
+
 CHANGED_SETTINGS = """
 import sys
 import matplotlib

@@ -144,6 +144,8 @@ def test_refused_before_anything_starts(results, capsys):
         (["-p", "seeds=[1]", "--seeds", "2"], "give one of"),
         (["90", "--seeds", "2"], "unknown parameter of 90_tool 'seeds'"),
         (["--seeds", "0"], "Invalid value for '--seeds'"),
+        (["--seeds", "99999999999"], "Invalid value for '--seeds'"),
+        (["-p", "datasets=null"], "datasets = null would change nothing"),
         (["--profile", "minni"], "no profile 'minni'; known: .*mini"),
     ):
         assert main(["run", *arguments]) == 2, arguments

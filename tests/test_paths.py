@@ -149,10 +149,36 @@ def test_a_file_that_cannot_be_written_says_what_to_do(tmp_path):
                 raise error
 
     with pytest.raises(OSError, match=r"cannot write .*; shorten its name"):
-        write(250 * "x")
-    with pytest.raises(OSError, match=r"No space left.* free some space, or write elsewhere"):
+        write(256 * "x")
+    # As long as a name may be.
+    write(255 * "x")
+    (tmp_path / (255 * "x")).unlink()
+    with pytest.raises(
+        OSError, match=r"No space left.* free some space on the disk of .*, or write"
+    ):
         write("file", OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(OSError, match=r"Read-only.*; allow writing to .*, or write elsewhere"):
+        write("file", OSError(errno.EROFS, "Read-only file system"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_link_of_the_name_of_a_temporary_file_is_not_followed(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / f".run.json.{os.getpid()}.tmp").symlink_to(precious)
+    with paths.written_whole(folder / "run.json") as temporary:
+        temporary.write_text("new")
+    assert precious.read_text() == "kept"
+    assert (folder / "run.json").read_text() == "new"
+    assert not (folder / "run.json").is_symlink()
+
+
+def test_a_folder_called_like_what_the_dead_left_stays(tmp_path):
+    (tmp_path / ".x.999999999.tmp").mkdir()
+    paths.sweep(tmp_path)
+    assert (tmp_path / ".x.999999999.tmp").is_dir()
 
 
 BARS = """

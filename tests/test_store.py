@@ -1,7 +1,9 @@
 """Kept lines: whole or damaged, written by several at once; and names that are no paths."""
 
 import json
+import os
 import warnings
+from pathlib import Path
 
 import kept_runs
 import pytest
@@ -114,6 +116,16 @@ def test_runs_may_lie_on_another_disk(names, tmp_path):
     assert store.folder(names["puma"], "test").parent.is_symlink()
 
 
+def changed_rows(changes, *datasets):
+    """The table of another run with some cells changed, or taken out where they are None."""
+    table = []
+    for row in another()["table"]:
+        if not datasets or row["dataset"] in datasets:
+            row = {key: value for key, value in {**row, **changes}.items() if value is not None}
+        table.append(row)
+    return {"table": table}
+
+
 CONTENTS = {
     "no table": {"table": None},
     "a table of numbers": {"table": [1, 2]},
@@ -122,6 +134,18 @@ CONTENTS = {
     "hits of no row": {"hits": {"other": "gA=="}},
     "no parameters": {"parameters": None},
     "no device": {"environment": {}},
+    "a device that clears the screen": {"environment": {"device": "cpu\x1b[2J"}},
+    "a row without R@1": changed_rows({"R@1": None}),
+    "R@1 that is not that of the hits": changed_rows({"R@1": 0.99}),
+    "R@1 that is none": changed_rows({"R@1": float("nan")}),
+    "accuracies above 1": changed_rows({"MAP@R": 7}),
+    "more queries than hits": changed_rows({"queries": 10**15}),
+    "fewer queries than none": changed_rows({"queries": -8}),
+    "half a query": changed_rows({"queries": 8.5}),
+    "true queries": changed_rows({"queries": True}),
+    "a harmonic mean of its own": changed_rows({"R@1": 0.9}, "harmonic"),
+    "hits of fewer queries": {"hits": {"digits": "gA=="}},
+    "hits that are no code": {"hits": {"digits": 8 * "!"}},
     "settings in a list": {"run": []},
     "a nest of settings": {"run": {"seed": 0, "data": json.loads("[" * 50 + "]" * 50)}},
     "an ensemble of none": {"members": []},
@@ -155,6 +179,21 @@ def test_any_text_is_at_worst_a_damaged_line(text, names):
     assert len(texts()) == 3
 
 
+def pipe(file):
+    os.mkfifo(file)
+
+
+def lost_link(file):
+    file.symlink_to(file.parent / "gone")
+
+
+@pytest.mark.parametrize("make", [pipe, lost_link, Path.mkdir])
+def test_what_is_called_like_a_kept_file_and_is_none_is_named(make, names):
+    make(kept_file(7))
+    with pytest.raises(ValueError, match=r"kept-7\.jsonl is no file of kept runs: move it"):
+        store.read("test")
+
+
 @pytest.mark.filterwarnings("ignore:.*is damaged")
 def test_a_run_that_is_trained_again_replaces_its_damaged_line(names):
     line = texts()[1]
@@ -185,6 +224,18 @@ def test_the_same_line_twice_is_no_conflict(names):
     add_text(texts()[0])
     with warnings.catch_warnings(action="error"):
         assert len(store.read("test")) == 3
+
+
+def test_a_finished_folder_whose_numbers_contradict_its_hits_is_not_kept(names):
+    folder = trained(RUNS["puma"], seed=1, rate=0.6)
+    file = folder / run_folder.FINISHED
+    record = json.loads(file.read_text())
+    record["table"][0]["R@1"] = 0.99
+    file.write_text(json.dumps(record))
+    store.drop(names["puma"], "test")
+    with pytest.raises(ValueError, match=r"metrics\.json is damaged .*by its hits.*trained again"):
+        finish(folder)
+    assert names["puma"] not in store.read("test")
 
 
 def test_a_repeated_training_is_kept_beside_once(names):

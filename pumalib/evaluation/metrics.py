@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 
 from .search import Distance, Found, Space, make_space, search
-from .statistics import resampled
+from .statistics import OVERALL, resampled
 
 # Of R@k in the paper's tables.
 KS = (1, 2, 4, 8, 10, 20, 100)
@@ -84,8 +84,12 @@ def pack(bits: np.ndarray) -> str:
 
 
 def unpack(text: str, count: int) -> np.ndarray:
-    """(count,) 0 or 1: what `pack` wrote."""
-    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8), count=count)
+    """(count,) 0 or 1: what `pack` wrote; ValueError where it is not of so many."""
+    packed = base64.b64decode(text, validate=True)
+    if len(packed) != -(-count // 8):
+        # Of fewer bits numpy would make the rest of what the memory held before.
+        raise ValueError(f"{len(packed)} bytes are not the bits of {count:,} queries")
+    return np.unpackbits(np.frombuffer(packed, np.uint8), count=count)
 
 
 def scores(
@@ -108,6 +112,7 @@ def scores(
     space = make_space(embeddings, images, distance, device)
     if not ks or min(ks) < 1:
         raise ValueError(f"ks must be positive, not {tuple(ks)}")
+    _require_names(images)
     split = images["split"].to_numpy()
     queries = np.flatnonzero(split != "gallery")
     gallery = np.flatnonzero(split != "query")
@@ -136,6 +141,22 @@ def scores(
     excluded["unified"] = len(queries) - len(counted)
     metrics = (*(f"R@{k}" for k in ks), "RP", "MAP@R")
     return Scores(metrics, values, numbers, excluded)
+
+
+def _require_names(images: pd.DataFrame) -> None:
+    """Raise ValueError where a dataset or label is missing, or called like an overall accuracy."""
+    for column in ("dataset", "label"):
+        missing = np.flatnonzero(images[column].isna())
+        if len(missing):
+            count = f"{len(missing)} of {len(images)} images have no {column}"
+            raise ValueError(
+                f"{count}, first that of row {missing[0]}; give it one, or leave it out"
+            )
+    for name in OVERALL:
+        if (images["dataset"] == name).any():
+            raise ValueError(
+                f"dataset {name!r}: the name of an overall accuracy; rename the dataset"
+            )
 
 
 @dataclass(frozen=True)

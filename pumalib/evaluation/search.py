@@ -144,8 +144,15 @@ def make_space(embeddings: Any, images: pd.DataFrame, distance: Distance, device
 
 def _tensor(embeddings: Any) -> Tensor:
     if isinstance(embeddings, Tensor):
-        return embeddings.detach()
-    return torch.tensor(np.asarray(embeddings))
+        vectors = embeddings.detach()
+    else:
+        array = np.asarray(embeddings)
+        if array.dtype.kind not in "fiu":
+            raise ValueError(f"embeddings are {array.dtype}; real numbers are needed")
+        vectors = torch.tensor(array)
+    if vectors.is_complex():
+        raise ValueError(f"embeddings are {vectors.dtype}; real numbers are needed")
+    return vectors
 
 
 def _require_finite(vectors: Tensor, images: pd.DataFrame) -> None:

@@ -41,6 +41,8 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 8,
     "legend.frameon": False,
     "lines.markersize": 5,
+    # A dataset may be called "$x$": names are no formulas.
+    "text.parse_math": False,
 }
 
 

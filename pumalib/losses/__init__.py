@@ -206,6 +206,8 @@ def _directed(
     **hyper: Any,
 ) -> Loss:
     """The loss "direction": another one, whose setting `direction` is here called gamma."""
+    if loss == "direction":
+        raise ValueError("loss = 'direction': this loss holds another one, not itself")
     if "direction" in hyper:
         given = f"direction = {hyper['direction']!r}"
         raise ValueError(f"{given}: this loss has its weight of the direction as gamma; give that")

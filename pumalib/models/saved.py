@@ -230,8 +230,17 @@ def _read(file: Path) -> tuple[dict[str, Tensor], _Label, Run]:
         )
         if metadata["digest"] != label.digest(state):
             raise ValueError("its contents have another digest")
+        if label.normalise not in ("true", "false"):
+            raise ValueError("it does not say whether embeddings are normalised")
         run = Run.from_dict(json.loads(label.run))
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+    except (
+        safetensors.SafetensorError,
+        KeyError,
+        ValueError,
+        TypeError,
+        RecursionError,
+        OSError,
+    ) as error:
         what = f"{file} is damaged or not of pumalib ({error!r})"
         raise ValueError(f"{what}; copy it again or train it again") from error
     return state, label, run
@@ -249,8 +258,8 @@ def _check_shapes(
     file: Path, state: dict[str, Tensor], expected: dict[str, Tensor], run: Run
 ) -> None:
     """Raise ValueError unless `state` has the tensors of this run's model."""
-    shapes = {name: tensor.shape for name, tensor in state.items()}
-    if shapes != {name: tensor.shape for name, tensor in expected.items()}:
+    shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
+    if shapes != {name: (tensor.shape, tensor.dtype) for name, tensor in expected.items()}:
         what = f"{file} is damaged: its tensors are not those of"
         raise ValueError(f"{what} {run.method.name!r} on {run.backbone!r}")
 

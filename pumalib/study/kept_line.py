@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from .. import evaluation
 from ..training import run_folder
 
 # A run's name becomes a path: "puma-proxynca++-1a2b3c4d" may, "..", "a/b" and ".hidden" may not.
@@ -22,6 +25,10 @@ DAMAGED = re.compile(r"damaged-[0-9a-f]{8}")
 _BEGINNING = re.compile(r'^\{"name": "([^"]+)"')
 # Settings are nested two deep; what goes through them by recursion would not survive a thousand.
 _DEEPEST = 20
+# Columns of the table that count queries; all others are fractions.
+_COUNTS = ("queries", "excluded")
+# Two fractions that differ by less are equal: kept ones have eight digits.
+_ROUNDED = 1e-6
 
 # Raises ValueError where a record is not of a kind: `check_finished` or `check_failed`.
 Check = Callable[[dict[str, Any]], None]
@@ -127,6 +134,8 @@ def check_finished(record: dict[str, Any]) -> None:
         _check_settings(record)
     _need(record, "environment", dict)
     _need(record["environment"], "device", str)
+    if not record["environment"]["device"].isprintable():
+        raise ValueError("its 'device' holds what is no text")
     _need(record, "parameters", dict)
     _need(record["parameters"], "trainable", int)
     _need(record["parameters"], "total", int)
@@ -169,20 +178,56 @@ def _check_depth(value: Any, depth: int = 0) -> None:
 
 
 def _check_table(record: dict[str, Any]) -> None:
-    """Every row has a dataset and numbers; hits and classes are those of rows."""
+    """Every row has a dataset and numbers; hits and classes are those of rows, and give its R@1."""
     _need(record, "table", list)
+    rows = {}
     for row in record["table"]:
         if not isinstance(row, dict):
             raise ValueError("a row of its 'table' is of another kind")
-        _need(row, "dataset", str)
-        _need(row, "queries", int)
-        for key, value in row.items():
-            if key != "dataset" and not isinstance(value, int | float):
-                raise ValueError(f"its {key!r} of {row['dataset']!r} is no number")
+        _check_row(row)
+        rows[row["dataset"]] = row
 
-    datasets = {row["dataset"] for row in record["table"]}
     for part in ("hits", "classes"):
         _need(record, part, dict)
         for dataset, text in record[part].items():
-            if dataset not in datasets or not isinstance(text, str):
+            if dataset not in rows or not isinstance(text, str):
                 raise ValueError(f"its {part!r} of {dataset!r} fit no row of its 'table'")
+            bits = _unpacked(part, dataset, text, rows[dataset]["queries"])
+            if part == "hits":
+                _check_close(rows[dataset], bits.mean(), "its hits")
+    if "harmonic" in rows:
+        own = [row["R@1"] for name, row in rows.items() if name not in evaluation.OVERALL]
+        mean = float(evaluation.harmonic_mean(np.array(own)))
+        _check_close(rows["harmonic"], mean, "its datasets")
+
+
+def _unpacked(part: str, dataset: str, text: str, count: int) -> np.ndarray:
+    try:
+        return evaluation.unpack(text, count)
+    except ValueError as error:
+        raise ValueError(f"its {part!r} of {dataset!r}: {error}") from error
+
+
+def _check_close(row: dict[str, Any], expected: float, by: str) -> None:
+    """Raise ValueError where R@1 of a row is not what follows from the rest of the record."""
+    # Not "above": NaN is not close.
+    if not abs(expected - row["R@1"]) <= _ROUNDED:
+        raise ValueError(f"its R@1 of {row['dataset']!r} is {row['R@1']}, by {by} {expected:.8g}")
+
+
+def _check_row(row: dict[str, Any]) -> None:
+    """A row has a dataset, whole numbers of queries, and fractions, R@1 among them."""
+    _need(row, "dataset", str)
+    where = f"of {row['dataset']!r}"
+    _need(row, "R@1", int, float)
+    for key, value in row.items():
+        if key == "dataset":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"its {key!r} {where} is no number")
+        if key in _COUNTS:
+            if not isinstance(value, int) or value < 0:
+                raise ValueError(f"its {key!r} {where} is no number of queries")
+        elif not 0 <= value <= 1:
+            raise ValueError(f"its {key!r} {where} is no fraction")
+    _need(row, "queries", int)

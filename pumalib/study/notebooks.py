@@ -101,6 +101,7 @@ def parameters(
             known += config.overridable()
         data.check_known(f"parameter of {notebook.stem}", values, known)
         overrides = {name: value for name, value in values.items() if name not in own}
+        config.require_values(overrides)
         config.profile(profile, **overrides)
 
         given = {

@@ -188,7 +188,13 @@ def unpacked(record: dict[str, Any], key: str) -> dict[str, np.ndarray]:
 
 
 def _kept_files(profile: str | Path) -> list[Path]:
-    return sorted((paths.RESULTS / profile).glob("kept*.jsonl"))
+    """The kept files of a profile; ValueError where one is a pipe, a folder or a lost link."""
+    files = sorted((paths.RESULTS / profile).glob("kept*.jsonl"))
+    for file in files:
+        # To read from a pipe would wait for ever.
+        if not file.is_file():
+            raise ValueError(f"{paths.shown(file)} is no file of kept runs: move it elsewhere")
+    return files
 
 
 def _state(file: Path) -> State:
@@ -371,7 +377,16 @@ def compare_repeat(where: Path, profile: str | Path) -> Repeat:
 
 
 def _finished(where: Path) -> dict[str, Any]:
-    return kept_line.rounded({"name": where.name, **run_folder.read_record(where)})
+    finished = kept_line.rounded({"name": where.name, **run_folder.read_record(where)})
+    try:
+        kept_line.check(finished)
+    except ValueError as error:
+        file = paths.shown(where / run_folder.FINISHED)
+        raise ValueError(
+            f"{file} is damaged ({error}); remove the folder: where the run is needed it is "
+            "trained again"
+        ) from error
+    return finished
 
 
 @contextmanager

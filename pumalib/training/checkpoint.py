@@ -47,15 +47,26 @@ def save(
     }
     current, previous = (folder / name for name in CHECKPOINTS)
     with paths.written_whole(current) as temporary:
-        # Given a path, torch raises RuntimeError where the disk is full; given a file, OSError.
-        with temporary.open("wb") as file:
-            torch.save(state, file)
+        _write(state, temporary)
         if current.is_file():
             current.replace(previous)
 
     # After the checkpoint: what is logged is never trained again.
     if reached.log:
         write_text(folder / "log.csv", pd.DataFrame(reached.log).to_csv(index=False))
+
+
+def _write(state: dict[str, Any], path: Path) -> None:
+    """Write a file by torch; OSError where it cannot be written."""
+    try:
+        # Given a path in place of a file, torch does not say why it could not write.
+        with path.open("wb") as file:
+            torch.save(state, file)
+    except RuntimeError as error:
+        # torch goes on to close its archive, fails again, and tells that: what came first counts.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def resume(

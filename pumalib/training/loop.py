@@ -4,7 +4,6 @@ All randomness of a step comes from (seed, epoch, step).  Under torchrun the fir
 writes and evaluates.
 """
 
-import json
 import math
 import shutil
 import subprocess
@@ -517,7 +516,7 @@ def finish(
         "table": table.to_dict("records"),
         **scores.packed(),
     }
-    write_text(folder / FINISHED, json.dumps(content))
+    run_folder.write_record(folder, content)
     for name in CHECKPOINTS:
         (folder / name).unlink(missing_ok=True)
     return seconds

@@ -47,8 +47,7 @@ def make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        remedy = "name another place with PUMALIB_RESULTS=<folder>"
-        why = f"cannot make {folder}: {error.strerror}; {remedy}"
+        why = f"cannot make {folder}: {error.strerror}; {paths.remedy(folder, error)}"
         raise OSError(error.errno, why) from error
     paths.sweep(folder)
 
@@ -59,13 +58,23 @@ def write_text(file: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Write what a finished run leaves, with a digest of it."""
+    text = json.dumps(record | {"digest": short_hash(record)})
+    write_text(folder / FINISHED, text)
+
+
 def read_record(folder: Path) -> dict[str, Any]:
     """What a finished run has written; ValueError, with the remedy: it is missing or damaged."""
     file = folder / FINISHED
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
+        # Folders from before there was a digest have none.
+        digest = record.pop("digest", None)
+        if digest is not None and digest != short_hash(record):
+            raise ValueError("it was changed after it was written")
         Run.from_dict(record["run"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         shown = paths.shown(folder)
         remedy = f"remove the folder {shown}: where the run is needed it is trained again"
         raise ValueError(
