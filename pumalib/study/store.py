@@ -379,7 +379,7 @@ def compare_repeat(where: Path, profile: str | Path) -> Repeat:
 def _finished(where: Path) -> dict[str, Any]:
     finished = kept_line.rounded({"name": where.name, **run_folder.read_record(where)})
     try:
-        kept_line.check(finished)
+        kept_line.check_finished(finished)
     except ValueError as error:
         file = paths.shown(where / run_folder.FINISHED)
         raise ValueError(
