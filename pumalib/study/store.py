@@ -177,7 +177,9 @@ def _lines_of(file: Path) -> list[Line]:
 @lru_cache(maxsize=64)
 def _parsed(file: Path, *state: int) -> tuple[Line, ...]:
     """The lines of a file in this state; blank ones hold nothing."""
-    texts = file.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
+    content = file.read_text(encoding="utf-8", errors="backslashreplace")
+    # Not by splitlines, for which a line ends at other characters too.
+    texts = content.split("\n")
     numbered = enumerate(texts, 1)
     found = [kept_line.parsed(file, number, text) for number, text in numbered if text.strip()]
     for line in found:
