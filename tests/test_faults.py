@@ -310,7 +310,7 @@ class Scene:
         return self.profile / "kept-1.jsonl"
 
     def texts(self):
-        return self.kept.read_text().splitlines()
+        return self.kept.read_text().removesuffix("\n").split("\n")
 
     def insert(self, *texts):
         """Put lines at places that are drawn."""

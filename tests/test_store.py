@@ -168,7 +168,17 @@ def test_a_whole_line_of_another_shape_is_damaged_and_named(changes, names):
 
 @pytest.mark.filterwarnings("ignore:.*is damaged")
 @pytest.mark.parametrize(
-    "text", ["[" * 10**5, '{"name":' * 10**5, "7", "null", "<<<<<<< ours", "[]", '"x"']
+    "text",
+    [
+        "one\x85line\u2028all the same",
+        "[" * 10**5,
+        '{"name":' * 10**5,
+        "7",
+        "null",
+        "<<<<<<< ours",
+        "[]",
+        '"x"',
+    ],
 )
 def test_any_text_is_at_worst_a_damaged_line(text, names):
     add_text(text, "")

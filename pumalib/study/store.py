@@ -232,12 +232,13 @@ def _lines_of(file: Path) -> list[Line]:
 @lru_cache(maxsize=64)
 def _parsed(file: Path, *state: int) -> tuple[Line, ...]:
     """The lines of a file in this state; blank ones hold nothing."""
-    texts = file.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
+    content = file.read_text(encoding="utf-8", errors="backslashreplace")
     check = kept_line.check_finished
     if file.name == FAILED:
         check = kept_line.check_failed
     found = []
-    for number, text in enumerate(texts, 1):
+    # Not by splitlines, for which a line ends at other characters too.
+    for number, text in enumerate(content.split("\n"), 1):
         if text.strip():
             found.append(kept_line.parsed(file, number, text, check))
     for line in found:
