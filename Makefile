@@ -55,9 +55,10 @@ photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/ph
 	$(PHOTOS_RUN) 18 -p 'factors=[1, 4]' -p 'methods=[full, adapter, adapter-stochastic, puma]'
 	$(PHOTOS_RUN) 17
 
-# 91 ends with settings, which go into the profiles (rows, photos-8* and photos-21k) before what follows it.
 trial: $(if $(STEP),,.venv/installed)  ## the trial in the order of docs/protocol.md: tuning, headline, convergence, imbalance, when PUMA wins; days on a CPU
 	$(TRIAL_RUN) $(TRIAL) 91
+	@for name in $(TRIAL) $(TRIAL)-reversed $(TRIAL)-balanced photos-21k; do grep -q '^tuned:' notebooks/profiles/$$name.yaml \
+	|| { echo "what follows needs the settings that 91 has found: copy its block 'tuned:' into notebooks/profiles/$$name.yaml"; exit 1; }; done
 	$(TRIAL_RUN) $(TRIAL) 06 -p 'methods=$(TRIAL_METHODS)'
 	$(TRIAL_RUN) $(TRIAL) 03 -p 'components=[single, conditional, static, stochastic, conditional + stochastic]'
 	$(TRIAL_RUN) $(TRIAL) 02 -p 'methods=[universal CurricularFace, Linear Emb., MLP-3 Emb., VPT, LoRA, AdaptFormer, PUMA]'
