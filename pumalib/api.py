@@ -51,7 +51,7 @@ def list_models() -> list[str]:
 
     >>> import pumalib
     >>> pumalib.list_models()
-    ['mini']
+    ['mini', 'mini-puma']
     """
     return list(embedder.KEPT)
 

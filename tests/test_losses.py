@@ -444,7 +444,7 @@ def test_a_batch_must_fit_into_the_memory():
         ("xbm", {"loss": "ms", "epsilom": 1}, "unknown 'epsilom' of MultiSimilarity"),
         ("direction", {"loss": "supcon"}, "unknown 'direction' of SupCon"),
         ("direction", {"direction": 0.5}, "direction = 0.5: .* gamma"),
-        ("direction", {"loss": "direction"}, "direction = 0.3: .* gamma"),
+        ("direction", {"loss": "direction"}, "this loss holds another one, not itself"),
         ("proxygml", {"ratio": 1.5}, "ratio must lie"),
         ("curricularface", {"margin": "x"}, "margin = 'x': it should be a valid number"),
         ("triplet", {"margin": math.nan}, "margin = nan: it should be"),

@@ -91,7 +91,7 @@ def copied(tmp_path, monkeypatch):
         record = json.loads(lines[places[0]])
         del record["digest"]
         changed(record)
-        lines[places[0]] = kept_line.written(record)
+        lines[places[0]] = kept_line.written(record, kept_line.check_finished)
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     change.folder = tmp_path

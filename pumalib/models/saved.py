@@ -257,11 +257,17 @@ def _check_place(file: Path, label: _Label) -> None:
 def _check_shapes(
     file: Path, state: dict[str, Tensor], expected: dict[str, Tensor], run: Run
 ) -> None:
-    """Raise ValueError unless `state` has the tensors of this run's model."""
-    shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
-    if shapes != {name: (tensor.shape, tensor.dtype) for name, tensor in expected.items()}:
+    """Raise ValueError unless `state` has the tensors of this run's model, or halves of them."""
+    same_names = state.keys() == expected.keys()
+    if not same_names or not all(_fits(state[name], expected[name]) for name in expected):
         what = f"{file} is damaged: its tensors are not those of"
         raise ValueError(f"{what} {run.method.name!r} on {run.backbone!r}")
+
+
+def _fits(stored: Tensor, expected: Tensor) -> bool:
+    """Whether a tensor of a file may take the place of one of the model; a number may be halved."""
+    is_half = stored.dtype == torch.float16 and expected.dtype == torch.float32
+    return stored.shape == expected.shape and (is_half or stored.dtype == expected.dtype)
 
 
 def _check_finite(file: Path, state: dict[str, Tensor], model: EmbeddingModel) -> None:
