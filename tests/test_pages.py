@@ -107,32 +107,47 @@ def rewritten(text=README):
     return pages.written(text, page_rows.Kept("photos"), "README.md")
 
 
+def set_hits(record, change):
+    """Change the hits of every dataset and unified, and R@1 with them, which must follow."""
+    own = []
+    for line in record["table"]:
+        name = line["dataset"]
+        if name in record["hits"]:
+            hits = change(name, evaluation.unpack(record["hits"][name], line["queries"]))
+            record["hits"][name] = evaluation.pack(hits)
+            line["R@1"] = float(hits.mean())
+            if name != "unified":
+                own.append(line["R@1"])
+        elif name == "harmonic":
+            line["R@1"] = float(evaluation.harmonic_mean(np.array(own)))
+
+
 def test_a_changed_accuracy_changes_the_page(copied):
     assert rewritten() == README
 
-    def higher(record):
-        for line in record["table"]:
-            if line["dataset"] == "unified":
-                line["R@1"] += 0.003
+    def higher(name, hits):
+        if name != "unified":
+            return hits
+        missed = np.flatnonzero(hits == 0)
+        hits = hits.copy()
+        hits[missed[: round(0.003 * len(hits))]] = 1
+        return hits
 
-    copied(runs_of("PUMA")[0], higher)
+    copied(runs_of("PUMA")[0], lambda record: set_hits(record, higher))
     assert "| PUMA | 43.7 |" in rewritten()
 
 
 def test_changed_hits_change_the_sentence(copied):
     """Three of four LoRA queries found: far above PUMA."""
 
-    def more_found(record):
-        for line in record["table"]:
-            if line["dataset"] in record["hits"]:
-                hits = np.arange(line["queries"]) % 4 > 0
-                record["hits"][line["dataset"]] = evaluation.pack(hits)
+    def more_found(name, hits):
+        return np.arange(len(hits)) % 4 > 0
 
     sentence = "It is <!-- gap: puma - lora -->{}<!-- end --> LoRA."
     before = rewritten(sentence.format(""))
     assert re.fullmatch(r"It is \d\.\d points below LoRA\.", COMMENT.sub("", before))
     for run in runs_of("LoRA"):
-        copied(run, more_found)
+        copied(run, lambda record: set_hits(record, more_found))
     after = rewritten(before)
     assert re.fullmatch(r"It is \d\d\.\d points below LoRA\.", COMMENT.sub("", after))
 
