@@ -1,8 +1,9 @@
-"""The paper's claims (claims.yaml), and what its own tables or kept runs say of them.
+"""The claims of the paper and of the survey, and what printed tables or kept runs say of them.
 
 A claim says that some rows of a table are above others.  Both judges go the same way, `Print` of
 printed rows and `Kept` of rows of kept runs: rows are compared in pairs, and `evidence` joins the
 comparisons to p-values for the claim and against it.  `verdicts` makes the scorecard of them.
+What is no accuracy, as times and shares of gradients, comes by `measures`.
 """
 
 import fnmatch
@@ -18,13 +19,19 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 import yaml
+from scipy import stats
 
 from .. import config, data, evaluation, paths
 from ..evaluation import Averages
-from . import contrasts, printed, store
+from . import contrasts, measures, printed, store
 from .contrasts import NotTestable
 
-TableName = int | str  # a number, "8 and 5", or a figure as "fig 6"
+# A number, "8 and 5", a figure as "fig6"; or the name of a CSV that a notebook writes.
+TableName = int | str
+
+# Files of claims, in data/paper.
+PAPER = "claims.yaml"
+SURVEY = "survey_claims.yaml"
 
 FROZEN = "frozen"
 FULL = "universal CurricularFace"
@@ -45,6 +52,8 @@ class Statement:
     alike: bool = False  # only rows whose names have the same last word
     share: float | None = None  # of the comparisons that must hold; None: all
     by: dict[str, float] = field(default_factory=dict)  # points, for the print
+    # Not above: in one comparison at least they lie more than so many points apart, either way.
+    apart: float | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,8 @@ class Claim:
     text: str
     above: list[Statement]
     collapse: bool = False  # it is about rows that collapse, which others must not do
+    quote: str = ""  # of what it is taken from, word for word
+    untestable: str = ""  # why nothing here can judge it; it has no statements then
 
     @property
     def named_pairs(self) -> int:
@@ -74,6 +85,8 @@ class Pair:
     gains: pd.DataFrame
     # What was compared, whatever the rows are called, and whichever should win.
     contrast: frozenset[Hashable]
+    # What a value is multiplied by to be told: fractions are told as points, measures as they are.
+    scale: float = 100.0
 
     @property
     def name(self) -> str:
@@ -115,14 +128,17 @@ class Evidence:
         return len(self.compared)
 
 
-def read_claims() -> list[Claim]:
-    """The claims of data/paper/claims.yaml."""
-    content = yaml.safe_load((paths.PAPER / "claims.yaml").read_text(encoding="utf-8"))
+def read_claims(file: str = PAPER) -> list[Claim]:
+    """The claims of a file of data/paper, `PAPER` or `SURVEY`."""
+    content = yaml.safe_load((paths.PAPER / file).read_text(encoding="utf-8"))
     found = []
     for one in content:
-        statements = [Statement(**statement) for statement in one["above"]]
+        statements = [Statement(**statement) for statement in one.get("above", ())]
         settings = {key: value for key, value in one.items() if key != "above"}
-        found.append(Claim(**settings, above=statements))
+        claim = Claim(**settings, above=statements)
+        if bool(claim.above) == bool(claim.untestable):
+            raise ValueError(f"{file}, {claim.name}: give statements `above`, or `untestable`")
+        found.append(claim)
     return found
 
 
@@ -183,6 +199,8 @@ class Kept:
     # Of each table the names of the runs of each row.
     tables: Mapping[TableName, pd.Series]
     large: tuple[str, ...] = ()
+    # Tables of measures, which have no runs: of each the values of each row, `measures.read`.
+    measured: Mapping[TableName, pd.DataFrame] = field(default_factory=dict)
 
     def gains(self, claim: Claim, one: Statement, row: str, other: str) -> pd.DataFrame:
         """The difference of two rows of kept runs; the direction alone is judged, not `by`.
@@ -191,20 +209,27 @@ class Kept:
         nothing over the frozen backbone, or where one of them collapsed: it ends below the frozen
         backbone.  A claim about collapse is judged all the same.
         """
+        if one.table in self.measured:
+            return measures.difference(self.measured[one.table], row, other)
         # Its own table first: Table 10 has other datasets.
-        rows = ChainMap(self.tables[one.table], *self.tables.values())
+        tables = [self.tables[one.table], *self.tables.values()]
+        rows = ChainMap(*tables)
         for name in (row, other):
             frozen, full = reference_rows(name)
             if frozen not in rows:
                 continue
-            if full in rows:
-                self._require_gain(rows[full], rows[frozen])
+            for table in tables:
+                if full in table and frozen in table:
+                    self._require_gain(table[full], table[frozen])
+                    break
             if not claim.collapse:
                 self._require_no_collapse(name, rows[name], rows[frozen])
         return self._difference(rows[row], rows[other])
 
     def identity(self, table: TableName, row: str) -> Hashable:
-        """A row is its runs."""
+        """A row is its runs; of measures it is its name."""
+        if table in self.measured:
+            return table, row
         return frozenset(self.tables[table][row])
 
     def _require_gain(self, full: list[str], frozen: list[str]) -> None:
@@ -234,15 +259,29 @@ def _difference(
     return contrasts.difference(ours, theirs, profile, Averages(large=large))
 
 
-def kept(profile: config.Profile) -> Kept:
-    """The runs of the tables that notebooks wrote for a profile."""
+def kept(profile: config.Profile, claims: Sequence[Claim] = ()) -> Kept:
+    """The runs of the tables that notebooks wrote for a profile.
+
+    These are the paper's, and those that `claims` call by the names of their files.
+    """
+    files = dict(printed.FILES)
+    for claim in claims:
+        for one in claim.above:
+            if isinstance(one.table, str):
+                files.setdefault(one.table, one.table)
     tables: dict[TableName, pd.Series] = {}
-    for number, name in printed.FILES.items():
+    measured: dict[TableName, pd.DataFrame] = {}
+    for number, name in files.items():
         file = paths.RESULTS / profile.name / f"{name}.csv"
-        if file.is_file():
-            rows = pd.read_csv(file).drop_duplicates("row").set_index("row")
-            tables[number] = rows["runs"].str.split()
-    return Kept(profile.name, tables, large(profile))
+        if not file.is_file():
+            continue
+        if name in measures.TABLES:
+            measured[number] = measures.read(name, file)
+            tables[number] = pd.Series(dtype=object, index=measures.rows(measured[number]))
+            continue
+        rows = pd.read_csv(file).drop_duplicates("row").set_index("row")
+        tables[number] = rows["runs"].str.split()
+    return Kept(profile.name, tables, large(profile), measured)
 
 
 def reference_rows(name: str) -> tuple[str, str]:
@@ -274,6 +313,8 @@ def large(profile: config.Profile) -> tuple[str, ...]:
 
 def evidence(claim: Claim, judge: Judge) -> Evidence:
     """What a judge's comparisons say of a claim."""
+    if claim.untestable:
+        return Evidence(None, None, claim.untestable)
     compared = []
     withheld: list[str] = []
     try:
@@ -287,9 +328,10 @@ def evidence(claim: Claim, judge: Judge) -> Evidence:
     # All must hold: the weakest statement supports, and any one contradicts.
     weakest = max(judged, key=lambda one: (one.above, -one.decides["value"]))
     strongest_against = min(one.below for one in judged)
+    tests = sum(one.tests_against for one in judged)
     return Evidence(
         above=weakest.above,
-        below=min(1.0, comparisons * strongest_against),
+        below=min(1.0, tests * strongest_against),
         why=_said(weakest.decides, comparisons),
         compared=[pair for pairs in compared for pair in pairs],
         decides=weakest.decides["of"],
@@ -305,6 +347,7 @@ class _Judged:
     below: float  # p-value against "not too many are below", of one comparison
     decides: pd.Series  # the comparison that `above` is of
     comparisons: int
+    tests_against: int  # by how many `below` is to be corrected
 
 
 def _judged(one: Statement, pairs: list[Pair]) -> _Judged:
@@ -314,6 +357,8 @@ def _judged(one: Statement, pairs: list[Pair]) -> _Judged:
     """
     lines = pd.concat([pair.gains.assign(of=pair) for pair in pairs])
     lines = lines.rename_axis("column").reset_index()
+    if one.apart is not None:
+        return _judged_apart(one.apart, lines)
     must_hold = len(lines)
     if one.share is not None:
         must_hold = math.ceil(one.share * len(lines))
@@ -323,15 +368,32 @@ def _judged(one: Statement, pairs: list[Pair]) -> _Judged:
     decides = weakest_first.iloc[may_fail]
     above = min(1.0, (may_fail + 1) * decides["above"])
     below = lines["below"].nsmallest(may_fail + 1).iloc[-1]
-    return _Judged(float(above), float(below), decides, len(lines))
+    return _Judged(float(above), float(below), decides, len(lines), len(lines))
+
+
+def _judged_apart(points: float, lines: pd.DataFrame) -> _Judged:
+    """One comparison at least is farther from 0 than so many points, or all are nearer.
+
+    `above` is Bonferroni's of two sides of each; `below`, that all are nearer, is that of the
+    worst (two one-sided tests: Schuirmann, 1987; all must hold: Berger, 1982).
+    """
+    scales = lines["of"].map(lambda pair: pair.scale)
+    beyond = (lines["value"].abs() - points / scales) / lines["error"].clip(lower=1e-12)
+    farther = stats.t.sf(beyond, lines["freedom"])
+    nearer = stats.t.cdf(beyond, lines["freedom"])
+    decides = lines.iloc[int(np.argmin(farther))]
+    above = min(1.0, 2 * len(lines) * float(farther.min()))
+    return _Judged(above, float(nearer.max()), decides, len(lines), 1)
 
 
 def _said(line: pd.Series, comparisons: int) -> str:
     """The comparison that decides, in words: "PUMA over VPT, unified: +9.0 [+8.1, +9.9]"."""
-    value, low, high = 100 * line[["value", "low", "high"]].astype(float)
-    said = f"{line['of'].name}, {line['column']}: {value:+.1f}"
+    scale = line["of"].scale
+    decimals = 1 if scale == 100 else 2
+    value, low, high = scale * line[["value", "low", "high"]].astype(float)
+    said = f"{line['of'].name}, {line['column']}: {value:+.{decimals}f}"
     if math.isfinite(low):
-        said += f" [{low:+.1f}, {high:+.1f}]"
+        said += f" [{low:+.{decimals}f}, {high:+.{decimals}f}]"
     if comparisons > 1:
         said += f"; it decides among {comparisons}"
     return said
@@ -346,7 +408,12 @@ def _compared(claim: Claim, one: Statement, judge: Judge, withheld: list[str]) -
         raise NotTestable(_nothing_kept(one.table))
     found = []
     why = NotTestable("no pair of rows")
-    for row, other in _pairs(one, list(judge.tables[one.table].index)):
+    names = list(judge.tables[one.table].index)
+    scale = 100.0
+    if one.table in measures.TABLES:
+        names += measures.bounds([*one.winners, *one.rivals])
+        scale = 1.0
+    for row, other in _pairs(one, names):
         try:
             gains = judge.gains(claim, one, row, other)
         except NotTestable as error:
@@ -356,7 +423,7 @@ def _compared(claim: Claim, one: Statement, judge: Judge, withheld: list[str]) -
             continue
         lines = _of_columns(gains, one.columns, f"{row} over {other}")
         sides = [judge.identity(one.table, name) for name in (row, other)]
-        found.append(Pair(row, other, lines, frozenset(sides)))
+        found.append(Pair(row, other, lines, frozenset(sides), scale))
     if not found:
         raise why
     return found
@@ -388,6 +455,8 @@ def _rows(patterns: list[str], names: list[str]) -> list[str]:
 def _nothing_kept(table: TableName) -> str:
     if str(table).startswith("fig"):
         return f"nothing is kept to judge {str(table).replace('fig', 'Fig. ', 1)} by"
+    if isinstance(table, str) and table not in printed.FILES:
+        return f"there is no {table}.csv: the notebook of that name writes it"
     return f"nothing is kept to judge table {table} by"
 
 

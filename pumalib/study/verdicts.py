@@ -1,4 +1,4 @@
-"""The scorecard: every claim of the paper, judged by its own tables and by kept runs."""
+"""The scorecard: every claim of the paper or the survey, judged by the print and by kept runs."""
 
 import fnmatch
 import math
@@ -8,15 +8,17 @@ import numpy as np
 import pandas as pd
 
 from .. import config, evaluation
-from . import printed
-from .claims import Claim, Evidence, Kept, Print, Statement, evidence, kept, read_claims
+from . import measures, printed
+from .claims import PAPER, Claim, Evidence, Kept, Print, Statement, evidence, kept, read_claims
 
 LEVEL = 0.05  # of the corrected p-values
 POWER = 0.8  # with which a comparison finds the differences of `smallest_found`
 
 
-def scorecard(profile: config.Profile, about: Collection | None = None) -> pd.DataFrame:
-    """Every claim, or those `about` some tables, by name.
+def scorecard(
+    profile: config.Profile, about: Collection | None = None, file: str = PAPER
+) -> pd.DataFrame:
+    """Every claim of a `file`, as of `claims.read_claims`, or those `about` some tables, by name.
 
     Columns: `section`, `claim`, `table`, `print`, `here` and `why`.  `print` is holds, fails, or
     not printed.  `here`, with Holm's correction over all claims, is supported (all pairs of rows of
@@ -25,9 +27,9 @@ def scorecard(profile: config.Profile, about: Collection | None = None) -> pd.Da
     of rows that were run were not compared; `decided_by`, the pair of rows of `why`; and
     `shared_with`, the other claims that compare one of its pairs of runs.
     """
-    claims = read_claims()
+    claims = read_claims(file)
     in_print = Print(printed.all_tables())
-    runs = kept(profile)
+    runs = kept(profile, claims)
 
     lines = {}
     tests = {}
@@ -45,7 +47,7 @@ def scorecard(profile: config.Profile, about: Collection | None = None) -> pd.Da
         lines[claim.name] = {
             "section": claim.section,
             "claim": claim.text,
-            "table": claim.above[0].table,
+            "table": claim.above[0].table if claim.above else "",
             "print": _verdict_of_print(said),
             "here": "not testable",
             "why": _why(here, needed),
@@ -128,13 +130,14 @@ def _rests_on(here: Evidence, needed: int, level: float) -> dict[str, float | in
     `contrasts`, pairs of runs among them that are not the same under another name.  Of
     `comparisons` (a pair in a column) `on_its_side` are above 0; `side_low` have an interval wholly
     above 0, `side_high` one not wholly below: so many are on the claim's side at least and at most,
-    each comparison taken at 95 %.  `smallest_found`, in points: the difference that the least
-    precise of them would find with 80 % power at Holm's strictest `level`.
+    each comparison taken at 95 %.  `smallest_found`, in points (measures as they
+    are): the difference that the least precise of them would find with 80 % power at Holm's
+    strictest `level`.
     """
     found: dict[str, float | int | bool] = {
         "pairs": here.pairs,
         "pairs_needed": needed,
-        "could_support": here.pairs >= needed,
+        "could_support": 0 < needed <= here.pairs,
         "contrasts": len({pair.contrast for pair in here.compared}),
         "comparisons": 0,
         "on_its_side": 0,
@@ -145,7 +148,7 @@ def _rests_on(here: Evidence, needed: int, level: float) -> dict[str, float | in
     if here.pairs == 0:
         return found
 
-    lines = pd.concat([pair.gains for pair in here.compared])
+    lines = pd.concat([pair.gains.assign(scale=pair.scale) for pair in here.compared])
     smallest = evaluation.smallest_found(
         lines["error"].to_numpy(), lines["freedom"].to_numpy(), level, POWER
     )
@@ -153,7 +156,7 @@ def _rests_on(here: Evidence, needed: int, level: float) -> dict[str, float | in
     found["on_its_side"] = int((lines["value"] > 0).sum())
     found["side_low"] = int((lines["low"] > 0).sum())
     found["side_high"] = int((lines["high"] >= 0).sum())
-    found["smallest_found"] = round(100 * float(np.max(smallest)), 2)
+    found["smallest_found"] = round(float(np.max(lines["scale"] * smallest)), 2)
     return found
 
 
@@ -163,6 +166,8 @@ def _rows_run(claim: Claim, in_print: Print, runs: Kept) -> dict[str, str]:
     missing: dict[str, None] = {}
     for one in claim.above:
         kept_rows = list(runs.tables.get(one.table, pd.Series(dtype=object)).index)
+        if one.table in runs.measured:
+            kept_rows += measures.bounds([*one.winners, *one.rivals])
         for name in _rows_of(one, in_print, kept_rows):
             if name in kept_rows:
                 run[name] = None

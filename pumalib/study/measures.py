@@ -1,0 +1,140 @@
+"""What notebooks measured beside accuracies, compared as claims compare rows.
+
+A table of measures has a value for each row and column in each of several repetitions: the turns of
+a timing, the seeds of a training.  Two rows are compared repetition by repetition; a row that is
+called by a number is that number.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from .contrasts import NotTestable
+
+
+def read(name: str, file: Path) -> pd.DataFrame:
+    """The measures of a file that is called `name`, one of `TABLES`.
+
+    Columns: row, column, repetition and value.
+    """
+    return TABLES[name](pd.read_csv(file))
+
+
+def rows(table: pd.DataFrame) -> list[str]:
+    """The rows of a table as of `read`."""
+    return list(table["row"].unique())
+
+
+def bounds(names: Iterable[str]) -> list[str]:
+    """Those of the names of rows that are numbers."""
+    return [name for name in names if _is_number(name)]
+
+
+def _is_number(name: str) -> bool:
+    try:
+        return math.isfinite(float(name))
+    except ValueError:
+        return False
+
+
+def difference(table: pd.DataFrame, row: str, other: str) -> pd.DataFrame:
+    """One row minus another, in the columns of `evaluation.contrast`, a line per column of both.
+
+    By Student's t over the repetitions that both have.  A column with one of them has no p-values.
+    Raises NotTestable where no column is common.
+    """
+    lines = {}
+    for column, part in table.groupby("column", sort=False):
+        values = part.pivot(index="repetition", columns="row", values="value")
+        sides = [_values(values, name) for name in (row, other)]
+        if any(side is None for side in sides):
+            continue
+        gains = (sides[0] - sides[1]).dropna()
+        if len(gains):
+            lines[column] = _student(gains.to_numpy())
+    if not lines:
+        raise NotTestable(f"{row} and {other} were not measured in the same columns")
+    return pd.DataFrame.from_dict(lines, orient="index").rename_axis("dataset")
+
+
+def _values(values: pd.DataFrame, name: str) -> pd.Series | None:
+    """A row's values by repetition; None where it has none."""
+    if name in values:
+        return values[name]
+    if _is_number(name):
+        return pd.Series(float(name), values.index)
+    return None
+
+
+def _student(gains: np.ndarray) -> dict[str, float]:
+    """The mean of repeated differences, as `evaluation.contrast` has it."""
+    value = float(gains.mean())
+    count = len(gains)
+    if count < 2:
+        nothing = dict.fromkeys(("above", "below", "error", "freedom"), np.nan)
+        return {"value": value, "low": np.nan, "high": np.nan, **nothing}
+    error = float(gains.std(ddof=1)) / count**0.5
+    freedom = count - 1.0
+    width = float(stats.t.ppf(0.975, freedom)) * error
+    t = value / max(error, 1e-12)
+    return {
+        "value": value,
+        "low": value - width,
+        "high": value + width,
+        "above": float(stats.t.sf(t, freedom)),
+        "below": float(stats.t.cdf(t, freedom)),
+        "error": error,
+        "freedom": freedom,
+    }
+
+
+# ---- the tables
+
+
+def of_cost(table: pd.DataFrame) -> pd.DataFrame:
+    """The times of 21_survey_losses, a repetition being a turn.
+
+    By what was `varied`: "exponent, <varied>", by least squares in log-log over the upper half of
+    the sizes of a turn; and "log ms, <varied>", the natural logarithm of the milliseconds at the
+    largest size that all losses have.
+    """
+    lines = []
+    for varied, part in table.groupby("varied", sort=False):
+        common = part.groupby("loss")["x"].max().min()
+        for (loss, turn), times in part.groupby(["loss", "turn"], sort=False):
+            by_size = times.set_index("x")["milliseconds"]
+            lines.append((loss, f"exponent, {varied}", turn, exponent(by_size)))
+            lines.append((loss, f"log ms, {varied}", turn, np.log(by_size[common])))
+    return pd.DataFrame(lines, columns=COLUMNS)
+
+
+def exponent(times: pd.Series) -> float:
+    """Of the size, the index, in the time: the slope in log-log over the upper half of sizes."""
+    upper = times.sort_index().tail(-(-len(times) // 2))
+    return float(np.polyfit(np.log(upper.index.to_numpy()), np.log(upper.to_numpy()), 1)[0])
+
+
+def of_gradients(table: pd.DataFrame) -> pd.DataFrame:
+    """The shares of 21_survey_losses, a repetition being a seed.
+
+    Rows are "<loss>, start" and "<loss>, end", the first and the last step.
+    """
+    ends = {"start": table["step"].min(), "end": table["step"].max()}
+    parts = []
+    for name, step in ends.items():
+        at = table[table["step"] == step].drop(columns="step")
+        long = at.melt(["loss", "seed"], var_name="column")
+        parts.append(long.assign(row=long["loss"] + f", {name}", repetition=long["seed"]))
+    return pd.concat(parts, ignore_index=True)[COLUMNS]
+
+
+COLUMNS = ["row", "column", "repetition", "value"]
+# By the name of the file.
+TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+    "survey_losses_cost": of_cost,
+    "survey_losses_gradients": of_gradients,
+}

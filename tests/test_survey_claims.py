@@ -1,0 +1,168 @@
+"""The survey's statements as data, and the measures that some of them are judged by."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from pumalib import paths
+from pumalib.study import claims, measures, verdicts
+from pumalib.study.claims import Claim, Pair, Statement
+from pumalib.study.contrasts import NotTestable
+
+
+def written(folder, name, table):
+    (folder / "test").mkdir(exist_ok=True)
+    table.to_csv(folder / "test" / f"{name}.csv", index=False)
+
+
+def costs(turns=6, noise=0.01):
+    """Times that grow as the cube, as the first power, and not at all."""
+    rng = np.random.default_rng(0)
+    powers = {"plain triplets": 3.0, "proxynca": 1.0, "proxyanchor": 0.0}
+    lines = []
+    for varied in ("images per class", "classes"):
+        for loss, power in powers.items():
+            for turn in range(1, turns + 1):
+                for x in (4, 8, 16, 32):
+                    time = x**power * math.exp(noise * rng.normal())
+                    lines.append((varied, loss, x, turn, time))
+    return pd.DataFrame(lines, columns=["varied", "loss", "x", "turn", "milliseconds"])
+
+
+def test_every_statement_is_of_the_survey_and_can_be_read():
+    found = claims.read_claims(claims.SURVEY)
+    names = [claim.name for claim in found]
+    assert len(found) > 25
+    assert len(set(names)) == len(names)
+    assert all(claim.quote and claim.section and claim.text for claim in found)
+    assert all(bool(claim.above) != bool(claim.untestable) for claim in found)
+    tables = {one.table for claim in found for one in claim.above}
+    assert tables == {
+        "survey_losses",
+        "survey_losses_cost",
+        "survey_losses_gradients",
+        "loss_functions_sensitivity",
+        "language_guidance",
+        "direction_regularisation",
+        "several_looks",
+    }
+
+
+def test_a_claim_has_statements_or_says_why_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "PAPER", tmp_path)
+    (tmp_path / "bad.yaml").write_text("[{name: empty, section: '1', text: x}]")
+    with pytest.raises(ValueError, match=r"bad.yaml, empty: give statements `above`"):
+        claims.read_claims("bad.yaml")
+
+
+def test_an_exponent_is_the_slope_of_the_upper_half():
+    assert measures.exponent(pd.Series({1: 9.0, 2: 9.0, 4: 16.0, 8: 128.0})) == pytest.approx(3)
+    # Three of five sizes: a line through (0, 0), (1, 1), (2, 4) in log 2 has the slope 2.
+    times = pd.Series({1: 5.0, 2: 5.0, 4: 1.0, 8: 2.0, 16: 16.0})
+    assert measures.exponent(times) == pytest.approx(2)
+
+
+def test_repetitions_are_compared_in_pairs_as_by_scipy():
+    lines = [("a", "c", 1, 1.0), ("a", "c", 2, 3.0), ("a", "c", 3, 8.0), ("a", "d", 1, 1.0)]
+    lines += [("b", "c", 1, 0.5), ("b", "c", 2, 1.0), ("b", "c", 3, 7.0), ("b", "c", 4, 99.0)]
+    table = pd.DataFrame(lines, columns=measures.COLUMNS)
+    gain = measures.difference(table, "a", "b").loc["c"]
+    expected = stats.ttest_rel([1.0, 3.0, 8.0], [0.5, 1.0, 7.0], alternative="greater")
+    assert gain["value"] == pytest.approx(3.5 / 3)
+    assert gain["above"] == pytest.approx(expected.pvalue)
+    assert gain["above"] + gain["below"] == pytest.approx(1)
+    assert expected.confidence_interval().low > gain["low"], "that is of one side"
+
+    bound = measures.difference(table, "a", "2")
+    alone = stats.ttest_1samp([1.0, 3.0, 8.0], 2)
+    assert bound.at["c", "low"] == pytest.approx(alone.confidence_interval().low - 2)
+    # One repetition has no p-value.
+    assert bound.at["d", "value"] == -1
+    assert np.isnan(bound.at["d", "above"])
+    with pytest.raises(NotTestable, match="a and e were not measured"):
+        measures.difference(table, "a", "e")
+
+
+def test_the_first_and_last_step_of_each_seed_are_rows():
+    lines = [("x", seed, step, 0.1 * step + seed) for seed in (0, 1) for step in (0, 5, 10)]
+    table = measures.of_gradients(pd.DataFrame(lines, columns=["loss", "seed", "step", "picked"]))
+    assert measures.rows(table) == ["x, start", "x, end"]
+    assert table[table["row"] == "x, end"]["value"].tolist() == [1.0, 2.0]
+
+
+@pytest.fixture
+def profile(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    train = pd.DataFrame({"dataset": ["sop"] * 3})
+    monkeypatch.setattr(claims.data, "load", lambda data: SimpleNamespace(train=train))
+    return SimpleNamespace(name="test", data=None, large=None)
+
+
+def test_costs_are_judged_by_their_exponents(profile, tmp_path):
+    written(tmp_path, "survey_losses_cost", costs())
+    card = verdicts.scorecard(profile, file=claims.SURVEY)
+    cubic = card.loc["triplets-cubic"]
+    assert cubic["here"] == "supported"
+    assert cubic["rows_run"] == "plain triplets, 2.5, 3.5"
+    assert "exponent, images per class: +0.5" in cubic["why"], "not in points"
+    # Two of its rows have no times.
+    linear = card.loc["proxies-linear-in-images"]
+    assert linear["here"] == "not testable"
+    assert linear["why"] == "no row 'proxygml'"
+
+    slow = costs()
+    slow["loss"] = slow["loss"].replace(
+        {"plain triplets": "proxynca", "proxynca": "plain triplets"}
+    )
+    written(tmp_path, "survey_losses_cost", slow)
+    card = verdicts.scorecard(profile, file=claims.SURVEY)
+    assert card.at["triplets-cubic", "here"] == "contradicted"
+
+
+def test_what_cannot_be_judged_says_why(profile):
+    card = verdicts.scorecard(profile, file=claims.SURVEY)
+    assert (card["here"] == "not testable").all()
+    assert (card["print"] == "not printed").all()
+    assert not card["could_support"].any()
+    assert card.at["multimodal", "why"].startswith("nothing here has a second modality")
+    said = "there is no survey_losses.csv: the notebook of that name writes it"
+    assert card.at["mining-helps", "why"] == said
+
+
+def pair(value, error, other="default"):
+    gains = {"value": value, "low": value - 2 * error, "high": value + 2 * error}
+    gains |= {"above": 0.5, "below": 0.5, "error": error, "freedom": 30.0}
+    lines = pd.DataFrame(gains, index=["harmonic"])
+    return Pair("changed", other, lines, frozenset([value]))
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "above", "below"),
+    [
+        # One of them is 4 points away, to either side: by Bonferroni 2 sides of 2 comparisons.
+        ((0.0, 0.05), 0.01, 4 * stats.t.sf(4, 30), None),
+        ((0.0, -0.05), 0.01, 4 * stats.t.sf(4, 30), None),
+        # All are nearer than a point: the worst decides.
+        ((0.0, 0.005), 0.001, None, stats.t.cdf(-5, 30)),
+    ],
+)
+def test_sensitive_is_farther_than_so_many_points(values, error, above, below):
+    statement = Statement("t", ["changed"], ["default"], apart=1)
+    judged = claims._judged(statement, [pair(value, error) for value in values])
+    assert judged.tests_against == 1
+    if above is not None:
+        assert judged.above == pytest.approx(above)
+        assert judged.below > 0.9
+    if below is not None:
+        assert judged.below == pytest.approx(below)
+        assert judged.above == 1
+
+
+def test_a_claim_that_is_untestable_is_never_compared():
+    claim = Claim("x", "1", "x", [], untestable="no such thing")
+    said = claims.evidence(claim, claims.Print({}))
+    assert (said.above, said.why) == (None, "no such thing")
