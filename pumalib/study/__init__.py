@@ -6,8 +6,8 @@ and `results` and `show` make tables.  `printed` has the paper's numbers, `claim
 kept runs say of its claims, and `verdicts` the scorecard.  `planning` and `notebooks` say and do
 what a notebook would train, `cluster` elsewhere; `one_run` is a run by itself, `tuning` searches
 the settings of every method alike, `across` compares profiles, `analysis` looks into trained
-models, and `speed` times everything.  `pages` writes the numbers of README.md and docs, and `findings` shows at the
-top of a notebook what was found.
+models, and `speed` times everything.  `pages` writes the
+numbers of README.md and docs, and `findings` shows at the top of a notebook what was found.
 """
 
 from . import claims, contrasts, groups, printed, store
