@@ -71,7 +71,9 @@ def test_a_finding_is_short_and_has_a_number_and_a_caveat(profile, stem):
 
 
 def test_what_is_shown_is_of_the_profile():
-    shown = study.found("components", "photos").data
+    found = study.found("components", "photos")
+    assert found is not None
+    shown = found.data
     assert shown.startswith("### What we found\n\n**")
     assert findings.read("photos")["components"] in shown
     assert findings.read("mini")["components"] not in shown
