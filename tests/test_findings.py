@@ -145,6 +145,17 @@ def test_a_notebook_opens_with_its_finding_and_ends_with_it(file, kept):
         pages.check(check["said"], kept)
 
 
+@pytest.mark.parametrize(("profile", "stem"), EXECUTED)
+def test_an_executed_notebook_shows_what_is_found_now(profile, stem):
+    """... or it is executed again: python -m pumalib run <notebook> --profile <profile> --kept."""
+    notebook = nbformat.read(RESULTS / profile / f"{stem}.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if "study.found(" in cell.source]
+    if not cells:
+        pytest.skip("executed before notebooks said what was found")
+    (output,) = cells[0].outputs
+    assert findings.read(profile)[findings_name(stem)] in output.data["text/markdown"]
+
+
 @pytest.mark.parametrize("file", [*TEMPLATES, INDEX], ids=lambda file: file.stem)
 def test_links_of_notebooks_lead_somewhere(file):
     targets = [found["target"] for text in markdown(file) for found in LINK.finditer(text)]
