@@ -87,8 +87,9 @@ build/gpu-tests:
 results/bench/%-cuda.csv:
 	$(GPU_STEP) -m pumalib run 92 -p size=full -p device=cuda -p 'parts=[$*]'
 
-lab: .venv/installed  ## open JupyterLab
-	$(BIN)/jupyter lab notebooks
+# The root is the project: the index shows pictures of results/.
+lab: .venv/installed  ## open JupyterLab at the index of the notebooks
+	$(BIN)/jupyter lab --ServerApp.root_dir=$(CURDIR) notebooks/index.ipynb
 
 .venv/installed: requirements.txt constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv

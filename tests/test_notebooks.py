@@ -23,7 +23,7 @@ from pumalib.__main__ import main, run
 from pumalib.study import notebooks
 
 KEPT = [paths.ROOT / "results" / name for name in ("mini", "photos", "photos-96", "photos-gpu")]
-TEMPLATES = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
+TEMPLATES = sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))
 PARAMETERS = 'profile = "smoke"  # name\noverrides = {}  # fields\n'
 P = (
     "from pumalib import config, study\n"

@@ -158,7 +158,7 @@ def test_a_changed_verdict_changes_the_page(copied):
     assert table.at["lora", "here"] == "contradicted"
     table.loc["lora", "here"] = "supported"
     table.to_csv(file)
-    assert "| `photos` | 1 | 5 | 3 | 28 | 5 |" in rewritten()
+    assert "| `photos` | 1 | 5 | 5 | 26 | 5 |" in rewritten()
 
 
 def test_the_stage_is_one_setting(copied):

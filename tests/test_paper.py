@@ -6,6 +6,7 @@ Its parameters are counted again.
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -191,6 +192,28 @@ def test_a_claim_follows_from_kept_runs(study_of):
         and "; 1 of 9" in most.at["beats-universal", "why"]
     )
     assert most.at["only-efficient", "here"] == "not testable", "no specific model"
+
+
+def test_a_subset_of_a_dataset_answers_for_it_and_never_for_the_others(study_of, monkeypatch):
+    """... which a dataset does not that has the name alone."""
+    drawn = {"birds_cub50": 60, "cars_196": 40, "aircraft": 80}
+    monkeypatch.setattr(sys.modules[__name__], "DRAWN", drawn)
+    train = pd.DataFrame({"dataset": list(drawn)})
+    monkeypatch.setattr(claims.data, "load", lambda data: SimpleNamespace(train=train))
+
+    below = study_of(main_results=FULL | {"Linear Emb.": 0.35, "VPT": 0.35}).loc["few-parameters"]
+    assert below["here"] == "undecided", "three of its four datasets are not there"
+    assert (below["comparisons"], below["side_low"], below["could_support"]) == (2, 2, False)
+    assert ", cars (its subset cars_196): +" in below["why"]
+    assert below["why"].endswith("; it decides among 2; no sop, inshop, aircraft")
+
+    above = study_of(main_results=FULL | {"Linear Emb.": 0.35, "VPT": 0.75}).loc["few-parameters"]
+    assert above["here"] == "contradicted"
+
+    drawn.pop("cars_196")
+    neither = study_of(main_results=FULL | {"Linear Emb.": 0.35, "VPT": 0.35})
+    assert neither.at["few-parameters", "here"] == "not testable"
+    assert neither.at["few-parameters", "why"].endswith("no cars, or one seed")
 
 
 def test_a_claim_is_withheld_where_its_runs_cannot_answer(study_of):

@@ -7,10 +7,12 @@ kept runs say of its claims and the survey's, `measures` what is no accuracy, an
 scorecard.  `planning` and `notebooks` say and do
 what a notebook would train, `cluster` elsewhere; `one_run` is a run by itself, `tuning` searches
 the settings of every method alike, `across` compares profiles, `analysis` looks into trained
-models, and `speed` times everything.  `pages` writes the numbers of README.md and docs.
+models, and `speed` times everything.  `pages` writes the
+numbers of README.md and docs, and `findings` shows at the top of a notebook what was found.
 """
 
 from . import claims, contrasts, groups, printed, store
+from .findings import found
 from .planning import plan
 from .results import Results, collect
 from .run_all import embed_kept, embeddings, loss_of, model, run_all, specific
@@ -26,6 +28,7 @@ __all__ = [
     "contrasts",
     "embed_kept",
     "embeddings",
+    "found",
     "groups",
     "hits",
     "list_runs",

@@ -87,6 +87,8 @@ class Pair:
     contrast: frozenset[Hashable]
     # What a value is multiplied by to be told: fractions are told as points, measures as they are.
     scale: float = 100.0
+    # Datasets that the statement is about too, and that are not there.
+    missing: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -126,6 +128,15 @@ class Evidence:
     def pairs(self) -> int:
         """How many pairs of rows were compared."""
         return len(self.compared)
+
+    @property
+    def missing(self) -> list[str]:
+        """The datasets that the claim is about and that are not there."""
+        return list(dict.fromkeys(name for pair in self.compared for name in pair.missing))
+
+    def is_complete(self, needed: int) -> bool:
+        """Whether all was compared: so many pairs of rows, on every dataset."""
+        return self.pairs >= needed and not self.missing
 
 
 def read_claims(file: str = PAPER) -> list[Claim]:
@@ -421,9 +432,9 @@ def _compared(claim: Claim, one: Statement, judge: Judge, withheld: list[str]) -
             if str(error) not in withheld:
                 withheld.append(str(error))
             continue
-        lines = _of_columns(gains, one.columns, f"{row} over {other}")
+        lines, missing = _of_columns(gains, one.columns, f"{row} over {other}")
         sides = [judge.identity(one.table, name) for name in (row, other)]
-        found.append(Pair(row, other, lines, frozenset(sides), scale))
+        found.append(Pair(row, other, lines, frozenset(sides), scale, missing))
     if not found:
         raise why
     return found
@@ -460,11 +471,27 @@ def _nothing_kept(table: TableName) -> str:
     return f"nothing is kept to judge table {table} by"
 
 
-def _of_columns(gains: pd.DataFrame, columns: str | Sequence[str], pair: str) -> pd.DataFrame:
-    """The lines of a gain that a statement is about."""
+def _of_columns(
+    gains: pd.DataFrame, columns: str | Sequence[str], pair: str
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The lines of a gain that a statement is about, and the datasets that are not there.
+
+    Where not all are there, subsets of the paper's datasets stand for them, and no other: a name
+    may coincide where images do not.
+    """
     if columns == "each":
         columns = [name for name in gains.index if name not in evaluation.NOT_DATASETS]
-    for name in columns:
+    wanted = list(columns)
+    missing: list[str] = []
+    if not set(wanted) <= set(gains.index):
+        parts = {name: printed.SUBSETS.get(name) for name in wanted}
+        there = [name for name in wanted if parts[name] in gains.index]
+        if there:
+            missing = [name for name in wanted if name not in there]
+            told = {parts[name]: f"{name} (its subset {parts[name]})" for name in there}
+            gains = gains.rename(index=told)
+            wanted = list(told.values())
+    for name in wanted:
         if name not in gains.index or np.isnan(gains.at[name, "above"]):
             raise NotTestable(f"{pair}: no {name}, or one seed")
-    return gains.loc[list(columns)]
+    return gains.loc[wanted], tuple(missing)

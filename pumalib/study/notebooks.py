@@ -60,9 +60,9 @@ NUMBER = re.compile(r"^\d+_")
 def find(names: list[str]) -> list[Path]:
     """Notebooks by stem, file name or beginning ("03"); without names all but the tools (9x).
 
-    Raises ValueError with the known ones.
+    Raises ValueError with the known ones, of which the index, which has no number, is none.
     """
-    known = {file.stem: file for file in sorted(paths.NOTEBOOKS.glob("*.ipynb"))}
+    known = {file.stem: file for file in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))}
     if not names:
         names = [stem for stem in known if not stem.startswith("9")]
     found = []

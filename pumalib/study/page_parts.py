@@ -77,6 +77,41 @@ def loss_order(kept: Kept, *keys: str) -> str:
     return f"{stats.spearmanr(accuracies, losses).statistic:.2f}"
 
 
+def verdict(kept: Kept, claim: str, profile: str = "") -> str:
+    """What the scorecard says of a claim: "contradicted"; ValueError where there is no such."""
+    scorecard = kept.scorecard(kept.profile(profile))
+    if claim not in scorecard.index:
+        raise ValueError(f"there is no claim {claim!r}; there are {', '.join(scorecard.index)}")
+    return str(scorecard.at[claim, "here"])
+
+
+def number(kept: Kept, file: str, column: str, form: str, *where: str) -> str:
+    """A number of a table that is none of runs, as "1,200" (form d), "17.4" (.1f) or "97%" (.0%).
+
+    Of results/<stage>/<file>.csv, in the one line `where` columns have values, each as
+    `column = value`; ValueError where it is no single line.
+    """
+    table = kept.table(file, kept.stage)
+    chosen = table
+    for condition in where:
+        name, sign, value = condition.partition(" = ")
+        if not sign:
+            raise ValueError(f"{condition!r}: write column = value")
+        chosen = chosen[_column(chosen, name).astype(str) == value]
+    if len(chosen) != 1:
+        raise ValueError(f"{len(chosen)} lines of {file}.csv have {', '.join(where)}")
+    found = float(_column(chosen, column).iloc[0])
+    if form == "d":
+        return f"{found:,.0f}"
+    return format(found, form)
+
+
+def _column(table: pd.DataFrame, name: str) -> pd.Series:
+    if name not in table:
+        raise ValueError(f"there is no column {name!r}; there are {', '.join(table)}")
+    return table[name]
+
+
 def print_count(kept: Kept, judged: str) -> str:
     """How many claims the paper's own tables bear out ("holds") or not ("fails")."""
     return str(int((kept.scorecard(kept.stage)["print"] == judged).sum()))
@@ -103,6 +138,8 @@ IN_LINE: dict[str, Callable[..., str]] = {
     "points": points,
     "level": level,
     "count": count,
+    "verdict": verdict,
+    "number": number,
     "hours": core_hours,
     "kilowatt-hours": kilowatt_hours,
     "runs": runs_kept,

@@ -143,6 +143,10 @@ class Kept:
         """The millions of trained parameters that the paper prints, or NaN."""
         return self.printed(key, "params_train_m")
 
+    def table(self, file: str, profile: str) -> pd.DataFrame:
+        """A table that a notebook wrote, as it stands; ValueError where it is not kept."""
+        return pd.read_csv(_kept_file(profile, file))
+
     def _scorecard(self, profile: str) -> pd.DataFrame:
         """The scorecard that notebook 17 kept: to judge anew needs the profile's images."""
         path = _kept_file(profile, "claims")

@@ -29,6 +29,7 @@ LOSSES: dict[str, str] = _NAMES["losses"]
 METHOD_OF_ROW: dict[str, str] = _NAMES["methods"]
 BACKBONES: dict[str, str] = _NAMES["backbones"]
 FILES: dict[int | str, str] = _NAMES["files"]
+SUBSETS: dict[str, str] = _NAMES["subsets"]
 
 
 def table(number: int) -> pd.DataFrame:

@@ -69,11 +69,12 @@ def scorecard(
 def _chances(claim: Claim, here: Evidence, needed: int) -> tuple[float, float]:
     """The p-values that count, `above` and `below`.
 
-    Where not all pairs were run, a counterexample still refutes, but not what is said of a share.
+    Where not all pairs were run, or not on all datasets, a counterexample still refutes, but not
+    what is said of a share.
     """
     assert here.above is not None
     assert here.below is not None
-    if here.pairs >= needed:
+    if here.is_complete(needed):
         return here.above, here.below
     if any(one.share is not None for one in claim.above):
         return 1.0, 1.0
@@ -81,9 +82,12 @@ def _chances(claim: Claim, here: Evidence, needed: int) -> tuple[float, float]:
 
 
 def _why(here: Evidence, needed: int) -> str:
+    parts = [here.why]
     if 0 < here.pairs < needed:
-        return f"{here.why}; {here.pairs} of {needed} pairs of rows could be compared"
-    return here.why
+        parts.append(f"{here.pairs} of {needed} pairs of rows could be compared")
+    if here.missing:
+        parts.append(f"no {', '.join(here.missing)}")
+    return "; ".join(parts)
 
 
 def _verdict_of_print(in_print: Evidence) -> str:
@@ -126,18 +130,18 @@ def _verdict_here(above: float, below: float, corrected: float) -> str:
 def _rests_on(here: Evidence, needed: int, level: float) -> dict[str, float | int | bool]:
     """What was compared for a claim, as columns of the scorecard.
 
-    `pairs` of rows that were compared, of `pairs_needed`; `could_support`, whether they were all;
-    `contrasts`, pairs of runs among them that are not the same under another name.  Of
-    `comparisons` (a pair in a column) `on_its_side` are above 0; `side_low` have an interval wholly
-    above 0, `side_high` one not wholly below: so many are on the claim's side at least and at most,
-    each comparison taken at 95 %.  `smallest_found`, in points (measures as they
+    `pairs` of rows that were compared, of `pairs_needed`; `could_support`, whether they were all,
+    on all datasets; `contrasts`, pairs of runs among them that are not the same under another
+    name.  Of `comparisons` (a pair in a column) `on_its_side` are above 0; `side_low` have an
+    interval wholly above 0, `side_high` one not wholly below: so many are on the claim's side at
+    least and at most, each comparison taken at 95 %.  `smallest_found`, in points (measures as they
     are): the difference that the least precise of them would find with 80 % power at Holm's
     strictest `level`.
     """
     found: dict[str, float | int | bool] = {
         "pairs": here.pairs,
         "pairs_needed": needed,
-        "could_support": 0 < needed <= here.pairs,
+        "could_support": needed > 0 and here.is_complete(needed),
         "contrasts": len({pair.contrast for pair in here.compared}),
         "comparisons": 0,
         "on_its_side": 0,

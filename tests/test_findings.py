@@ -1,0 +1,194 @@
+"""Every executed notebook says at its top what was found, and the index leads to all of them."""
+
+import re
+
+import nbformat
+import pandas as pd
+import pytest
+
+from pumalib import config, paths, study
+from pumalib.study import findings, notebooks, page_rows, pages
+
+RESULTS = paths.ROOT / "results"
+PROFILES = sorted(file.stem for file in (paths.ROOT / findings.FOLDER).glob("*.md"))
+EXECUTED = [
+    (profile, file.stem)
+    for profile in PROFILES
+    for file in sorted((RESULTS / profile).glob("[0-9]*.ipynb"))
+    if not file.name.endswith(".failed.ipynb")
+]
+TEMPLATES = sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))
+KEPT_STEMS = {stem for _, stem in EXECUTED}
+INDEX = paths.NOTEBOOKS / "index.ipynb"
+LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", RESULTS)
+    return page_rows.Kept("photos")
+
+
+def markdown(file):
+    notebook = nbformat.read(file, as_version=4)
+    return [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+
+
+# ---- what was found
+
+
+def test_each_page_is_written_from_its_own_profile():
+    """... so that `tests/test_pages.py` fails where one of its numbers is another now."""
+    listed = pages.list_pages()
+    assert {"mini", "photos"} <= set(PROFILES)
+    for profile in PROFILES:
+        assert listed[f"{findings.FOLDER}/{profile}.md"] == profile
+        config.profile(profile)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_executed_notebook_has_its_finding_and_no_other(profile):
+    page = (paths.ROOT / findings.FOLDER / f"{profile}.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    assert headings == [stem for of, stem in EXECUTED if of == profile]
+    told = findings.read(profile)
+    assert list(told) == [findings_name(heading) for heading in headings]
+
+
+def findings_name(stem):
+    return notebooks.title(paths.NOTEBOOKS / f"{stem}.ipynb")
+
+
+@pytest.mark.parametrize(("profile", "stem"), EXECUTED)
+def test_a_finding_is_short_and_has_a_number_and_a_caveat(profile, stem):
+    page = (paths.ROOT / findings.FOLDER / f"{profile}.md").read_text(encoding="utf-8")
+    sections = {found["notebook"]: found["text"] for found in findings.SECTION.finditer(page)}
+    assert pages.MARKER.search(sections[findings_name(stem)])
+    text = findings.read(profile)[findings_name(stem)]
+    assert text.startswith("**") and "<!--" not in text
+    assert text.count("The caveat:") == 1
+    assert len(text.split()) <= 110
+
+
+def test_what_is_shown_is_of_the_profile():
+    found = study.found("components", "photos")
+    assert found is not None
+    shown = found.data
+    assert shown.startswith("### What we found\n\n**")
+    assert findings.read("photos")["components"] in shown
+    assert findings.read("mini")["components"] not in shown
+
+
+@pytest.mark.parametrize(
+    ("notebook", "profile"),
+    [("components", "smoke"), ("my_copy", "mini"), ("backbones", "photos"), ("tuning", "mini")],
+)
+def test_where_nothing_is_kept_nothing_is_shown(notebook, profile):
+    assert study.found(notebook, profile) is None
+
+
+# ---- markers
+
+
+def test_a_verdict_is_the_scorecards(kept):
+    card = pd.read_csv(RESULTS / "photos" / "claims.csv", index_col="name")
+    for name in ("lora", "small-suffer"):
+        text = f"It is <!-- verdict: {name} -->?<!-- end -->."
+        assert pages.without_markers(pages.written(text, kept)) == f"It is {card.at[name, 'here']}."
+
+
+def test_numbers_of_tables_that_are_none_of_runs(tmp_path, monkeypatch):
+    table = pd.DataFrame({"of": ["a", "a", "b"], "k": [1, 2, 1], "n": [1200, 0.174, -0.05]})
+    (tmp_path / "photos").mkdir()
+    table.to_csv(tmp_path / "photos" / "counts.csv", index=False)
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    kept = page_rows.Kept("photos")
+
+    def written(said):
+        text = pages.written(f"A <!-- number: {said} -->?<!-- end -->", kept)
+        return pages.without_markers(text).removeprefix("A ")
+
+    assert written("counts, n, d, of = a, k = 1") == "1,200"
+    assert written("counts, n, .1%, of = a, k = 2") == "17.4%"
+    assert written("counts, n, +.2f, of = b") == "-0.05"
+    for said, message in (
+        ("counts, n, d, of = a", "2 lines of counts.csv have of = a"),
+        ("counts, n, d, of = c", "0 lines of counts.csv have of = c"),
+        ("counts, m, d, of = b", "there is no column 'm'; there are of, k, n"),
+        ("counts, n, d, off = b", "there is no column 'off'"),
+        ("counts, n, d, b", "'b': write column = value"),
+        ("nothing, n, d, of = b", "there is no .*nothing.csv"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            written(said)
+    with pytest.raises(ValueError, match="there is no claim 'luck'; there are beats-specific"):
+        monkeypatch.setattr(paths, "RESULTS", RESULTS)
+        pages.written("A <!-- verdict: luck -->?<!-- end -->", page_rows.Kept("photos"))
+
+
+# ---- notebooks
+
+
+@pytest.mark.parametrize("file", TEMPLATES, ids=lambda file: file.stem)
+def test_a_notebook_opens_with_its_finding_and_ends_with_it(file, kept):
+    cells = nbformat.read(file, as_version=4).cells
+    places = [place for place, cell in enumerate(cells) if "study.found(" in cell.source]
+    if file.stem not in KEPT_STEMS:
+        assert not places
+        return
+    assert places == [2] and "parameters" in cells[1].metadata["tags"]
+    assert cells[2].source.endswith("study.found(notebook, profile)")
+    end = cells[-1].source
+    assert end.startswith("## What to take away\n")
+    assert "*What we found*, at the top, has the numbers" in end
+    for check in pages.CHECK.finditer(end):
+        pages.check(check["said"], kept)
+
+
+@pytest.mark.parametrize(("profile", "stem"), EXECUTED)
+def test_an_executed_notebook_shows_what_is_found_now(profile, stem):
+    """... or it is executed again: python -m pumalib run <notebook> --profile <profile> --kept."""
+    notebook = nbformat.read(RESULTS / profile / f"{stem}.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if "study.found(" in cell.source]
+    if not cells:
+        pytest.skip("executed before notebooks said what was found")
+    (output,) = cells[0].outputs
+    assert findings.read(profile)[findings_name(stem)] in output.data["text/markdown"]
+
+
+@pytest.mark.parametrize("file", [*TEMPLATES, INDEX], ids=lambda file: file.stem)
+def test_links_of_notebooks_lead_somewhere(file):
+    targets = [found["target"] for text in markdown(file) for found in LINK.finditer(text)]
+    for target in targets:
+        assert "://" in target or (file.parent / target).is_file(), target
+    named = re.findall(r"`(\d\d_[a-z_]+)`", "\n".join(markdown(file)))
+    assert not {findings_name(name) for name in named} - {findings_name(file.stem)}, (
+        "link other notebooks: [03_components](03_components.ipynb)"
+    )
+
+
+def test_the_index_has_every_notebook_once_and_no_code():
+    notebook = nbformat.read(INDEX, as_version=4)
+    assert {cell.cell_type for cell in notebook.cells} == {"markdown"}
+    text = "\n".join(markdown(INDEX))
+    linked = re.findall(r"\[(\d\d_[a-z_]+)\]\(\1\.ipynb\): \w", text)
+    assert sorted(linked) == [file.stem for file in TEMPLATES]
+    assert len(re.findall(r"^## ", text, re.MULTILINE)) == 4
+
+
+def test_every_notebook_that_is_kept_has_its_picture_in_the_index():
+    text = "\n".join(markdown(INDEX))
+    pictures = dict(
+        re.findall(r'^\| <img src="([^"]+)" width="160" alt="(\w+)"> \|', text, re.MULTILINE)
+    )
+    assert set(pictures.values()) == KEPT_STEMS
+    assert text.count("<img") == len(pictures)
+    for picture, stem in pictures.items():
+        assert (INDEX.parent / picture).is_file(), picture
+        assert paths.ROOT.joinpath("notebooks", picture).stem.startswith(findings_name(stem))
+
+
+def test_the_index_is_no_notebook_to_be_run():
+    assert INDEX not in notebooks.find([])
+    with pytest.raises(ValueError, match="unknown notebook 'index'"):
+        notebooks.find(["index"])
