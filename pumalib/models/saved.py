@@ -258,10 +258,17 @@ def _check_shapes(
     file: Path, state: dict[str, Tensor], expected: dict[str, Tensor], run: Run
 ) -> None:
     """Raise ValueError unless `state` has the tensors of this run's model."""
-    shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
-    if shapes != {name: (tensor.shape, tensor.dtype) for name, tensor in expected.items()}:
+    found = {name: _form(tensor) for name, tensor in state.items()}
+    if found != {name: _form(tensor) for name, tensor in expected.items()}:
         what = f"{file} is damaged: its tensors are not those of"
         raise ValueError(f"{what} {run.method.name!r} on {run.backbone!r}")
+
+
+def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    """Shape and type; half precision, as `save_whole` may have written it, counts as float32."""
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        return tensor.shape, torch.float32
+    return tensor.shape, tensor.dtype
 
 
 def _check_finite(file: Path, state: dict[str, Tensor], model: EmbeddingModel) -> None:
