@@ -66,7 +66,8 @@ def train(
 
     `run` is a `config.Run`; or a profile, its name, file or `config.Profile`, of which `method` is
     trained, with `changes` as of `Profile.run`: `seed=1`, `loss="ms"`, `adapter_rank=64`.  `folder`
-    is by default in `paths.RESULTS`, named by what the run is.  A finished run is only read.  On
+    is by default in `paths.RESULTS`, named by what the run is.  A finished run is only read.  With
+    `training={"score_epochs": 1}` the epoch that finds most on held-out classes is kept.  On
     folders of your own a warning says where the frozen backbone finds more than the trained model.
 
     Raises ValueError for what cannot be trained, `training.NonFiniteLoss` where a loss or weight is

@@ -282,6 +282,10 @@ class Training:
     clip_value: Amount = 1.0
     # "auto": bfloat16 on CUDA, float32 elsewhere.
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    # Score held-out classes every so many epochs, and keep the epoch that scores best; 0 = never.
+    score_epochs: Count = added(0)
+    # Stop after so many scores in a row that are not above the best; 0 = never.
+    patience: Count = added(0)
 
     # What follows (NOT_IN_IDENTITY) cannot change a number beyond rounding.
     # Images per forward pass; 0 = the whole batch; less memory, the same gradient.
@@ -301,6 +305,15 @@ class Training:
             raise ValueError(
                 f"images_per_class = {self.images_per_class} is more than "
                 f"batch_size = {self.batch_size}: lower it, or raise batch_size"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _patience_has_scores(self, info: ValidationInfo) -> Self:
+        if _is_asked_for(info) and self.patience and not self.score_epochs:
+            raise ValueError(
+                f"patience = {self.patience} counts scores, and score_epochs = 0 makes none: "
+                "set score_epochs = 1, or patience = 0"
             )
         return self
 

@@ -301,6 +301,7 @@ def test_parts_of_their_own_enter_a_name_where_there_are_some():
 UNTRAINABLE = {
     "a pool of deep prompts": ("method", {"prompts": 3, "prompt_deep": True}, "prompt_deep"),
     "classes above batches": ("training", {"batch_size": 3}, "images_per_class = 4 is more than"),
+    "patience without scores": ("training", {"patience": 2}, "2 counts .* set score_epochs = 1"),
     "the hub for mini_vit": (None, {"pretrained": "hub"}, "pretrained = 'hub' has no weights"),
 }
 

@@ -3,6 +3,7 @@
 import re
 import shutil
 
+import faiss
 import numpy as np
 import pytest
 import torch
@@ -121,3 +122,21 @@ def test_the_sizes_and_names_on_the_page_are_right():
     assert "{" + "RECALL" not in text and "{" + "EVALUATE" not in text
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert (PAGE.parent / link).exists(), link
+
+
+def test_bytes_of_a_hundred_million_vectors_are_those_of_faiss():
+    """Of IVF a code and a number of eight bytes; of the graph two links of four bytes per M."""
+    text = PAGE.read_text(encoding="utf-8")
+    row = re.compile(r"^\| `([\w,]+)` \| ([^|]+) \| ([\d.]+) GB \|", re.MULTILINE)
+    found = row.findall(text)
+    assert len(found) == 7
+    for kind, formula, gigabytes in found:
+        built = faiss.index_factory(128, kind.replace("IVF", "IVF4"), faiss.METRIC_INNER_PRODUCT)
+        expected = 4 * 128
+        if kind.startswith("IVF"):
+            expected = built.code_size + 8
+        elif kind.startswith("HNSW"):
+            expected += 4 * built.hnsw.nb_neighbors(0)
+        said = int(re.findall(r"\d+", formula)[-1])
+        assert said == expected, kind
+        assert float(gigabytes) == pytest.approx(expected / 10, rel=0.03), kind

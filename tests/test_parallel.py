@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from pumalib import config, losses, models, training
-from pumalib.training import parallel, run_folder
+from pumalib.training import held_out, loop, parallel, run_folder
 
 PUMA = config.method("puma", prompts=4, adapter_rank=8)
 LORA = config.method("puma+lora-stochastic", prompts=4, adapter_rank=8, lora_rank=4)
@@ -125,6 +125,52 @@ def test_two_processes_go_on_to_the_weights_of_one_and_refuse_odd_batches(gradie
         assert message.startswith(
             "a batch of 21 images cannot be divided equally among 2 processes: choose a batch"
         )
+
+
+SCORED = replace(
+    RUN,
+    data=replace(DATA, holdout=True),
+    training=replace(RECIPE, epochs=4, score_epochs=1, patience=1),
+)
+
+
+def scored_by_two(rank, folder, port):
+    """A process of two that trains `SCORED`; only the first one may look at held-out classes."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    parallel.join(torch.device("cpu"))
+    scored = []
+    real = loop._held_out_score
+
+    def falling(setup, place, epoch):
+        scored.append(real(setup, place, epoch))
+        return 1 / (1 + epoch)
+
+    loop._held_out_score = falling
+    training.train(SCORED, folder / "two")
+    (folder / f"scores-{rank}.txt").write_text(str(len(scored)))
+
+
+def test_two_processes_stop_together_by_the_scores_of_the_first(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(scored_by_two, (tmp_path, port), nprocs=2)
+    assert (tmp_path / "scores-0.txt").read_text() == "2"
+    assert (tmp_path / "scores-1.txt").read_text() == "0"
+    log = run_folder.read_record(tmp_path / "two")["log"]
+    assert [row[held_out.SCORE] for row in log] == [1 / 2, 1 / 3], "to the last bit"
+
+    # The first of the two epochs was the better one.
+    recipe = replace(SCORED.training, epochs=1, patience=0)
+    one = training.train(replace(SCORED, training=recipe), tmp_path / "one")
+    ours, expected = (
+        safetensors.torch.load_file(folder / "model.safetensors")
+        for folder in (tmp_path / "two", one)
+    )
+    for name in expected:
+        torch.testing.assert_close(ours[name], expected[name], rtol=0, atol=1e-4, msg=name)
 
 
 @pytest.mark.parametrize("name", [name for name in config.METHODS if name != "pretrained"])

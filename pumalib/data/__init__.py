@@ -24,6 +24,7 @@ __all__ = [
     "Reader",
     "check_known",
     "expected",
+    "held_out",
     "list_benchmarks",
     "load",
     "read",
@@ -53,9 +54,44 @@ def _split_file(settings: config.Data) -> Path | None:
     return paths.resolve(settings.split) if settings.split else None
 
 
+def held_out(settings: config.Data) -> Benchmark:
+    """The benchmark whose `test` are the classes that a training is scored on while it runs.
+
+    Those of "val"; with `holdout` what the run tests, which are held-out training classes too.
+    Never the test classes.  Raises ValueError where no class is held out, or a dataset has too few.
+    """
+    if not settings.holdout and not _has_val(settings):
+        raise ValueError(
+            f"score_epochs needs held-out classes, and benchmark {settings.benchmark!r} has none: "
+            "give some training classes the split val (of folders, in split.csv), "
+            "or set data.holdout = True to train on half of the training classes alone"
+        )
+    try:
+        return load(replace(settings, holdout=True, shots=0))
+    except ValueError as error:
+        raise ValueError(f"score_epochs, with the classes of val as test: {error}") from None
+
+
+def _has_val(settings: config.Data) -> bool:
+    whole = _whole(replace(settings, holdout=False, shots=0), _state(settings))
+    return bool((whole.images["split"] == "val").any())
+
+
 @lru_cache(maxsize=16)
 def _load(settings: config.Data, seed: int, state: str) -> Benchmark:
     """`load`, once for each `state` of the files, which nothing else here needs."""
+    benchmark = _whole(replace(settings, holdout=False, shots=0), state)
+    benchmark = check(benchmark.holdout()) if settings.holdout else benchmark.without_val()
+    if settings.shots:
+        few = batches.few_shot(benchmark.train, settings.shots, seed)
+        table = pd.concat([few, benchmark.test], ignore_index=True)
+        benchmark = replace(benchmark, images=table)
+    return benchmark
+
+
+@lru_cache(maxsize=4)
+def _whole(settings: config.Data, state: str) -> Benchmark:
+    """The images of all splits that `settings` name, once for each `state` of the files."""
     root = paths.resolve(settings.root) if settings.root else None
     split = _split_file(settings)
     benchmark = read(settings.benchmark, root, settings.datasets, split=split)
@@ -63,11 +99,6 @@ def _load(settings: config.Data, seed: int, state: str) -> Benchmark:
         benchmark = images.drop_unreadable(benchmark)
     if settings.prepared:
         benchmark = prepared.use_prepared(benchmark)
-    benchmark = check(benchmark.holdout()) if settings.holdout else benchmark.without_val()
-    if settings.shots:
-        few = batches.few_shot(benchmark.train, settings.shots, seed)
-        table = pd.concat([few, benchmark.test], ignore_index=True)
-        benchmark = replace(benchmark, images=table)
     return benchmark
 
 

@@ -6,8 +6,9 @@ sorted classes is train.  A file `root/split.csv` says otherwise of every class 
 query or gallery; the path is relative to root) of the datasets that are loaded.  A file elsewhere
 that a run names (`Data.split`) chooses too: images that it does not name are left out.
 
-Classes of `val` are neither trained on nor tested, but with `Data.holdout` they are what is tested:
-to choose settings without a look at the test classes.
+Classes of `val` are neither trained on nor tested, but with `Data.holdout` they are what is tested,
+and with `Training.score_epochs` what is scored after an epoch: to choose without a look at the test
+classes.
 """
 
 import hashlib

@@ -32,7 +32,7 @@ class Benchmark:
 
     The columns of `images`: `path` (str, relative to `root`, or the row of `pixels`), `label` (int,
     unique over all datasets), `class_name`, `dataset` and `split`, which is "train", "val", "test",
-    "query" or "gallery"; "test" is both of the last, and "val" is for `holdout` alone.
+    "query" or "gallery"; "test" is both of the last, and "val" is for `holdout` and `held_out`.
     """
 
     name: str  # a key of `data.READERS`, such as "mini"
@@ -63,7 +63,7 @@ class Benchmark:
         return self.root
 
     def without_val(self) -> "Benchmark":
-        """Return the benchmark without the images that only `holdout` uses."""
+        """Return the benchmark without the images that are neither trained on nor tested."""
         is_val = self.images["split"] == "val"
         if not is_val.any():
             return self

@@ -1,4 +1,4 @@
-"""Training: the loop, its checkpoints, batches in parts, what is seen, and the folder of a run.
+"""Training: the loop, checkpoints, batches in parts, what is seen and scored, a run's folder.
 
 Read `loop` first, from `train` on.
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import models, paths
 from ..models import EmbeddingModel
@@ -26,6 +26,8 @@ class Reached:
     # Sums of what `watch` saw in that epoch.
     watched: dict[str, float] = field(default_factory=dict)
     log: list[dict[str, Any]] = field(default_factory=list)
+    # Weights of the epoch with the best score, of `model` and `loss`; {} before there is one.
+    best: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
 
 def save(
@@ -97,8 +99,8 @@ def resume(
 
 
 Shapes = dict[str | int, torch.Size]
-# What a checkpoint from before it was watched may lack.
-NEWER = {"watched"}
+# What a checkpoint from before it was watched, or scored, may lack.
+NEWER = {"watched", "best"}
 
 
 def _shapes(model: EmbeddingModel, loss: nn.Module, optimizer: torch.optim.Optimizer) -> Shapes:

@@ -1,4 +1,8 @@
-"""Beside a model of one's own folders: what its frozen backbone finds on the same test images."""
+"""Beside a model of one's own folders: what its frozen backbone finds on the same images.
+
+These are the test images or, where epochs were scored, the held-out ones: then no test class is
+looked at to choose between the two.
+"""
 
 import warnings
 from dataclasses import replace
@@ -10,7 +14,7 @@ from filelock import FileLock
 from .. import paths
 from ..config import METHODS, Run, Training
 from ..models import model_folder
-from . import loop, parallel, run_folder
+from . import held_out, loop, parallel, run_folder
 
 # The metric by which the two are compared, and its rows.
 METRIC = "R@1"
@@ -20,8 +24,9 @@ ROWS = ("unified", "harmonic")
 def warn_if_below(run: Run, folder: Path) -> None:
     """Warn where the trained model in `folder` finds less than its frozen backbone does.
 
-    For `folders` alone: a study has the frozen backbone as a row.  The backbone is evaluated once
-    for the same images, as a run beside `folder`, which `load` takes as any other.
+    For `folders` alone: a study has the frozen backbone as a row.  Where epochs were scored the
+    best one is compared, by the held-out classes.  The backbone is evaluated once for these images,
+    as a run beside `folder`, which `load` takes as any other.
     """
     if run.data.benchmark != "folders" or not parallel.is_first():
         return
@@ -37,25 +42,48 @@ def warn_if_below(run: Run, folder: Path) -> None:
     with FileLock(beside / run_folder.LOCK):
         loop.train(bare, beside)
 
-    found = _accuracies(record)
     by_backbone = _accuracies(run_folder.read_record(beside))
-    if all(found[row] >= by_backbone[row] for row in ROWS):
+    best = held_out.best(record["log"])
+    if best is None:
+        said = _on_test_images(_accuracies(record), by_backbone)
+    else:
+        said = _on_held_out_images(best, by_backbone["harmonic"])
+    if not said:
         return
-    what = f"the frozen backbone finds {_percent(by_backbone)} on these folders"
-    theirs = f"your model {_percent(found)} (R@1; pumalib.read_scores has the intervals)"
     use = f"to use it: pumalib.load({paths.shown(beside)!r})"
     train = "to train another: a lower lr, fewer or more epochs, or more images"
-    warnings.warn(f"{what}, {theirs}; {use}; {train}", stacklevel=3)
+    warnings.warn(f"{said}; {use}; {train}", stacklevel=3)
+
+
+def _on_test_images(found: dict[str, float], by_backbone: dict[str, float]) -> str:
+    """What is said of a model below its frozen backbone; nothing of one that is not."""
+    if all(found[row] >= by_backbone[row] for row in ROWS):
+        return ""
+    what = f"the frozen backbone finds {_percent(by_backbone)} on these folders"
+    theirs = f"your model {_percent(found)} (R@1; pumalib.read_scores has the intervals)"
+    return f"{what}, {theirs}"
+
+
+def _on_held_out_images(best: dict[str, Any], by_backbone: float) -> str:
+    """The same of the best epoch, by the harmonic R@1 of the held-out classes."""
+    score = best[held_out.SCORE]
+    if score >= by_backbone:
+        return ""
+    what = f"the frozen backbone finds {100 * by_backbone:.1f}% on the held-out classes"
+    epoch = best["epoch"]
+    return f"{what}, your model {100 * score:.1f}% in its best epoch, {epoch} (R@1, harmonic mean)"
 
 
 def of_backbone(run: Run) -> Run:
-    """The run that trains nothing, of the same backbone and the same test images.
+    """The run that trains nothing, of the same backbone and images.
 
-    What only concerns training is not taken over, so that many runs share it.
+    It tests what `run` tests or, where that scores its epochs, what these are scored on.  What only
+    concerns training is not taken over, so that many runs share it.
     """
+    holdout = run.data.holdout or run.training.score_epochs > 0
     recipe = Training(device=run.training.device, workers=run.training.workers)
     return Run(
-        data=replace(run.data, shots=0),
+        data=replace(run.data, shots=0, holdout=holdout),
         backbone=run.backbone,
         pretrained=run.pretrained,
         method=METHODS["pretrained"],

@@ -27,7 +27,7 @@ from ..data import Benchmark, batches
 from ..data.images import View, unreadable
 from ..data.table import warn_of_duplicates
 from ..embedder import embed_rows
-from . import checkpoint, parallel, run_folder, watch
+from . import checkpoint, held_out, parallel, run_folder, watch
 from .checkpoint import Reached
 from .run_folder import CHECKPOINTS, FINISHED, SETTINGS, write_text
 
@@ -69,10 +69,13 @@ class Setup:
     device: torch.device
     precision: str  # "float32" or "bfloat16"
     environment: dict[str, Any]  # what else a reader needs to repeat the run
+    scored: Benchmark | None = None  # whose `test` is scored while it trains
 
 
 def train(run: Run, folder: Path, position: str = "") -> Path:
     """Train and evaluate `run`, or go on where `folder` left off; a finished one is only read.
+
+    Evaluated and written is the model of the last epoch or, with `score_epochs`, of the best one.
 
     Returns `folder`.  It then holds `run.json`, `log.csv`, `model.safetensors` (what was trained)
     and, written last, the record of all in `metrics.json`.  Where others may want the same run,
@@ -117,6 +120,9 @@ def build(run: Run, folder: Path) -> Setup:
     device = choose_device(run.training.device)
     precision = choose_precision(run.training.precision, device)
     benchmark = data.load(run.data, run.seed)
+    scored = None
+    if run.training.score_epochs:
+        scored = data.held_out(run.data)
     # Proxies are numbered 0..C-1 over the training classes, whatever labels the table gives them.
     classes, labels = np.unique(benchmark.train["label"].to_numpy(), return_inverse=True)
     names = benchmark.train.groupby("label")["class_name"].first().tolist()
@@ -139,6 +145,9 @@ def build(run: Run, folder: Path) -> Setup:
         run_folder.make(folder)
         environment = machine(device, precision)
         environment["data"] = benchmark.digest
+        if scored is not None:
+            _require_readable_test_images(scored)
+            environment["held_out"] = scored.digest
         warn_of_duplicates(benchmark)
         environment["weights"] = models.backbones.state_digest(model.backbone.state_dict())
         write_text(folder / SETTINGS, run.to_json())
@@ -148,7 +157,7 @@ def build(run: Run, folder: Path) -> Setup:
     model.recompute = run.training.recompute
     if device.type == "cpu" and precision == "bfloat16":
         use_plain_attention(model)
-    return Setup(run, benchmark, labels, model, loss, device, precision, environment)
+    return Setup(run, benchmark, labels, model, loss, device, precision, environment, scored)
 
 
 def _require_one_width(model: models.EmbeddingModel, run: Run) -> None:
@@ -197,7 +206,10 @@ class _Fitting:
 
 
 def fit(setup: Setup, folder: Path, bar: tqdm) -> Reached:
-    """Train from the newest checkpoint of `folder` to the last epoch."""
+    """Train from the newest checkpoint of `folder` to the last epoch, or as far as patience goes.
+
+    The model is then that of the last epoch, or of the one with the best score.
+    """
     recipe = setup.run.training
     if not any(p.requires_grad for p in setup.model.parameters()):
         # Nothing to train, whatever the loss would learn.
@@ -209,10 +221,17 @@ def fit(setup: Setup, folder: Path, bar: tqdm) -> Reached:
     reached = checkpoint.resume(folder, setup.model, setup.loss, optimizer)
     with watch.watching(setup.model, setup.loss) as seen:
         fitting = _Fitting(setup, optimizer, folder, bar, reached, seen, time.monotonic())
-        while fitting.reached.epoch < recipe.epochs:
+        while not _is_over(recipe, fitting.reached):
             _epoch(fitting)
+    _take_best(setup, fitting.reached)
     parallel.leave()
     return fitting.reached
+
+
+def _is_over(recipe: Training, reached: Reached) -> bool:
+    if reached.epoch == recipe.epochs:
+        return True
+    return held_out.patience_is_over(recipe, reached.log)
 
 
 def _epoch(fitting: _Fitting) -> None:
@@ -242,15 +261,70 @@ def _epoch(fitting: _Fitting) -> None:
             row = {
                 "epoch": reached.epoch + 1,
                 "loss": reached.loss / steps,
+                **_scored_row(fitting),
                 "lr": lr,
                 "images_per_second": speed,
                 "seconds": reached.seconds,
                 **watch.means(reached.watched),
             }
-            fitting.reached = Reached(reached.epoch + 1, log=[*reached.log, row])
+            log = [*reached.log, row]
+            best = _best_weights(fitting, log)
+            fitting.reached = Reached(reached.epoch + 1, log=log, best=best)
         is_due = clock - fitting.saved > recipe.checkpoint_seconds
         if parallel.is_first() and (epoch_is_over or is_due):
             _save(fitting, where)
+
+
+def _scored_row(fitting: _Fitting) -> dict[str, float | None]:
+    """What an epoch's row of the log has of the held-out classes, where it is to have that."""
+    setup = fitting.setup
+    recipe = setup.run.training
+    epoch = fitting.reached.epoch + 1
+    if not recipe.score_epochs:
+        return {}
+    if not held_out.is_due(recipe, epoch):
+        return {held_out.SCORE: None}
+    value = math.nan
+    if parallel.is_first():
+        fitting.bar.set_postfix_str(f"epoch {epoch}/{recipe.epochs}, held-out classes")
+        value = _held_out_score(setup, fitting.folder, epoch)
+    return {held_out.SCORE: parallel.from_first(value, setup.device)}
+
+
+def _held_out_score(setup: Setup, folder: Path, epoch: int) -> float:
+    """Harmonic R@1 on the held-out classes; draws nothing, and leaves the model in training."""
+    assert setup.scored is not None
+    where = f"after epoch {epoch}"
+    scores = _scores(setup, setup.scored, folder, where, "held-out")
+    setup.model.train()
+    table = scores.table(bootstrap=0)
+    return float(table.at["harmonic", "R@1"])
+
+
+def _best_weights(fitting: _Fitting, log: list[dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
+    """The weights of the best epoch so far, the newest row of the log being of the model's."""
+    row = held_out.best(log)
+    if row is None:
+        return {}
+    if row["epoch"] < log[-1]["epoch"]:
+        return fitting.reached.best
+    states = {
+        "model": models.trainable_state(fitting.setup.model),
+        "loss": fitting.setup.loss.state_dict(),
+    }
+    copies = {}
+    for part, state in states.items():
+        # The training goes on in the tensors themselves.
+        copies[part] = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+    return copies
+
+
+def _take_best(setup: Setup, reached: Reached) -> None:
+    """Put the weights of the best epoch into the model and its loss, where epochs were scored."""
+    if not reached.best:
+        return
+    setup.model.load_state_dict(reached.best["model"], strict=False)
+    setup.loss.load_state_dict(reached.best["loss"])
 
 
 def _chosen_images(setup: Setup, epoch: int) -> list[np.ndarray]:
@@ -350,6 +424,9 @@ def _show_progress(fitting: _Fitting, images: int) -> float:
     epochs = fitting.setup.run.training.epochs
     mean = reached.loss / reached.step
     said = f"epoch {reached.epoch + 1}/{epochs}, loss {mean:.3f}"
+    best = held_out.best(reached.log)
+    if best is not None:
+        said += f", held-out R@1 {100 * best[held_out.SCORE]:.1f}% after epoch {best['epoch']}"
     fitting.bar.set_postfix_str(said, refresh=False)
     fitting.bar.update(images)
     return reached.step * images / reached.seconds
@@ -418,17 +495,24 @@ def require_finite(folder: Path, where: str, what: str, *values: Any) -> None:
 
 def evaluate(setup: Setup, folder: Path) -> evaluation.Scores:
     """Score every test image; NonFiniteLoss where an embedding is not finite."""
-    test = setup.benchmark.test
+    return _scores(setup, setup.benchmark, folder, "evaluation", "test")
+
+
+def _scores(
+    setup: Setup, benchmark: Benchmark, folder: Path, where: str, kind: str
+) -> evaluation.Scores:
+    """Score the test images of a benchmark, which a message calls images of this `kind`."""
+    test = benchmark.test
     embeddings = embed_rows(
         setup.model,
-        setup.benchmark,
+        benchmark,
         test,
         setup.run.data,
         device=setup.device,
         workers=setup.run.training.workers,
     )
-    what = "an embedding of a test image is not finite"
-    require_finite(folder, "evaluation", what, embeddings)
+    what = f"an embedding of a {kind} image is not finite"
+    require_finite(folder, where, what, embeddings)
     return evaluation.scores(
         embeddings, test, evaluation.KS, distance=setup.loss.metric, device=setup.device
     )

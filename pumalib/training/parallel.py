@@ -110,6 +110,15 @@ def gather(part: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+def from_first(value: float, device: torch.device) -> float:
+    """What the first process has for `value`, in all of them; there it comes once all have come."""
+    if size() == 1:
+        return value
+    shared = torch.tensor(value, dtype=torch.float64, device=device)
+    dist.broadcast(shared, 0)
+    return shared.item()
+
+
 def check_batch_norm(model: nn.Module, micro_batch: int) -> None:
     """Raise ValueError where batch normalisation is trained and would see a part of a batch."""
     if not micro_batch and size() == 1:

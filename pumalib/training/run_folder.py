@@ -20,7 +20,11 @@ def run_name(run: Run) -> str:
     """
     weights = models.backbones.weights_digest(run.backbone, run.pretrained)
     weights += losses.texts.digest(run.loss_settings.get("texts", ""))
-    return name_by_digests(run, data.load(run.data).digest, weights)
+    contents = data.load(run.data).digest
+    if run.training.score_epochs:
+        # They choose the epoch that is kept.
+        contents += data.held_out(run.data).digest
+    return name_by_digests(run, contents, weights)
 
 
 def name_by_digests(run: Run, data_digest: str, weights_digest: str) -> str:
