@@ -50,10 +50,11 @@ def difference(table: pd.DataFrame, row: str, other: str) -> pd.DataFrame:
     lines = {}
     for column, part in table.groupby("column", sort=False):
         values = part.pivot(index="repetition", columns="row", values="value")
-        sides = [_values(values, name) for name in (row, other)]
-        if any(side is None for side in sides):
+        ours = _values(values, row)
+        theirs = _values(values, other)
+        if ours is None or theirs is None:
             continue
-        gains = (sides[0] - sides[1]).dropna()
+        gains = (ours - theirs).dropna()
         if len(gains):
             lines[column] = _student(gains.to_numpy())
     if not lines:
