@@ -152,6 +152,21 @@ def test_changed_hits_change_the_sentence(copied):
     assert re.fullmatch(r"It is \d\d\.\d points below LoRA\.", COMMENT.sub("", after))
 
 
+def test_changed_hits_refute_what_was_found(copied):
+    """PUMA with three of four queries found: the page of findings says it is below LoRA."""
+    page = (paths.ROOT / "docs" / "findings" / "photos.md").read_text(encoding="utf-8")
+    section = re.search(r"^## 06_adaptation_methods\n.*?(?=^## )", page, re.DOTALL | re.MULTILINE)
+    assert section is not None and rewritten(section[0]) == section[0]
+
+    def more_found(name, hits):
+        return np.arange(len(hits)) % 4 > 0
+
+    for run in runs_of("PUMA"):
+        copied(run, lambda record: set_hits(record, more_found))
+    with pytest.raises(ValueError, match="puma < lora does not hold on photos: unified"):
+        rewritten(section[0])
+
+
 def test_a_changed_verdict_changes_the_page(copied):
     file = copied.folder / "photos" / "claims.csv"
     table = pd.read_csv(file, index_col="name")
