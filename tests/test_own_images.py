@@ -190,15 +190,20 @@ def profile(home, **changes):
     )
 
 
-def test_a_model_below_its_frozen_backbone_says_so(home, monkeypatch):
-    """A rate that destroys the embedding: every class is one point."""
+def trained_find_little(monkeypatch, unified):
+    """Let trained models, which are linear here, have these accuracies; the frozen one its own."""
     accuracies = frozen._accuracies
-    low = {"unified": 0.25, "harmonic": 0.25}
-    monkeypatch.setattr(
-        frozen,
-        "_accuracies",
-        lambda record: low if record["run"]["method"]["name"] == "linear" else accuracies(record),
-    )
+
+    def stated(record):
+        if record["run"]["method"]["name"] == "linear":
+            return {"unified": unified, "harmonic": 0.25}
+        return accuracies(record)
+
+    monkeypatch.setattr(frozen, "_accuracies", stated)
+
+
+def test_a_model_below_its_frozen_backbone_says_so(home, monkeypatch):
+    trained_find_little(monkeypatch, 0.25)
     with pytest.warns(UserWarning, match="the frozen backbone finds .*% on these folders") as said:
         folder = pumalib.train(profile(home), "linear")
     text = str(said[0].message)
@@ -212,13 +217,7 @@ def test_a_model_below_its_frozen_backbone_says_so(home, monkeypatch):
 
 
 def test_the_command_warns_too(home, capsys, monkeypatch):
-    accuracies = frozen._accuracies
-    low = {"unified": 0.125, "harmonic": 0.25}
-    monkeypatch.setattr(
-        frozen,
-        "_accuracies",
-        lambda record: low if record["run"]["method"]["name"] == "linear" else accuracies(record),
-    )
+    trained_find_little(monkeypatch, 0.125)
     (home / "own.yaml").write_text(
         "data: {benchmark: folders, root: photos, image_size: 48}\ndim: 16\n"
         "training: {epochs: 1, batch_size: 6, device: cpu}\n"

@@ -138,6 +138,16 @@ def choice(name: str, value: str, known: Collection[str]) -> str:
     return value
 
 
+def classes_and_dim(loss: str, num_classes: int | None, dim: int | None) -> tuple[int, int]:
+    """Both numbers, which a loss that learns vectors of classes cannot do without."""
+    if num_classes is None or dim is None:
+        raise ValueError(f"{loss} learns vectors of classes: it needs num_classes and dim")
+    if num_classes < 1 or dim < 1:
+        got = f"num_classes = {num_classes}, dim = {dim}"
+        raise ValueError(f"{got}: they should be greater than or equal to 1")
+    return num_classes, dim
+
+
 # ---- geometry
 
 

@@ -16,6 +16,7 @@ from .base import (
     Loss,
     amount,
     choice,
+    classes_and_dim,
     direction_cosines,
     log_one_plus_sum_exp,
     one_or_more,
@@ -38,12 +39,7 @@ class ProxyLoss(Loss):
     def __init__(
         self, num_classes: int | None, dim: int | None, *, per_class: int | None = None
     ) -> None:
-        if num_classes is None or dim is None:
-            name = type(self).__name__
-            raise ValueError(f"{name} learns vectors of classes: it needs num_classes and dim")
-        if num_classes < 1 or dim < 1:
-            got = f"num_classes = {num_classes}, dim = {dim}"
-            raise ValueError(f"{got}: they should be greater than or equal to 1")
+        num_classes, dim = classes_and_dim(type(self).__name__, num_classes, dim)
         super().__init__(num_classes, dim)
         if per_class is None:
             # Normal with the deviation that PUMA's authors have; theirs is uniform.

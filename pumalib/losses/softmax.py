@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from .base import Loss, amount, choice, divisor, one_or_more, sqrt_or_zero
+from .base import Loss, amount, choice, classes_and_dim, divisor, one_or_more, sqrt_or_zero
 from .proxy import ProxyLoss
 
 CurricularFaceVariant = Literal["paper", "code"]
@@ -29,11 +29,7 @@ class CrossEntropy(Loss):
     normalised_input = False
 
     def __init__(self, num_classes: int | None = None, dim: int | None = None) -> None:
-        if num_classes is None or dim is None:
-            raise ValueError("CrossEntropy learns a classifier: it needs num_classes and dim")
-        if num_classes < 1 or dim < 1:
-            got = f"num_classes = {num_classes}, dim = {dim}"
-            raise ValueError(f"{got}: they should be greater than or equal to 1")
+        num_classes, dim = classes_and_dim("CrossEntropy", num_classes, dim)
         super().__init__(num_classes, dim)
         self.classifier = nn.Linear(dim, num_classes)
 

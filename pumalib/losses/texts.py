@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ INSTALL = 'pip install "pumalib[language]"'
 _NUMBER_BEFORE = re.compile(r"^(n\d{8}|\d+)[._]+(?=\D)")
 # What they write between words where a space cannot stand.
 _BETWEEN_WORDS = re.compile(r"[\s_.-]+")
+# Settings of bags of words, and of bags of three to five letters in a row.
+_WORDS: dict[str, Any] = {"token_pattern": r"\w+"}
+_LETTERS: dict[str, Any] = {"analyzer": "char_wb", "ngram_range": (3, 5)}
 
 
 def similarities(source: str, classes: Sequence[str]) -> np.ndarray:
@@ -62,13 +65,14 @@ def digest(source: str) -> str:
 
 def _vectors(source: str, names: list[str]) -> np.ndarray:
     """A vector (C, D) of each name."""
+    read = [readable(name) for name in names]
     if source == "words":
-        return _bags_of_words([readable(name) for name in names])
+        return _bags(read, **_WORDS)
     if source == "characters":
-        return _bags_of_letters([readable(name) for name in names])
+        return _bags(read, **_LETTERS)
     file = _file(source)
     if file is None:
-        return _encode(source, [f"a photo of a {readable(name)}" for name in names])
+        return _encode(source, [f"a photo of a {name}" for name in read])
     table = _read(file)
     lost = sorted(set(names) - set(table.index))
     if lost:
@@ -77,21 +81,15 @@ def _vectors(source: str, names: list[str]) -> np.ndarray:
         )
     table = table.loc[names]
     if "text" in table:
-        return _bags_of_words(table["text"])
+        return _bags(table["text"], **_WORDS)
     return table.to_numpy(float)
 
 
-def _bags_of_words(texts: Sequence[str]) -> np.ndarray:
+def _bags(texts: Sequence[str], **settings: Any) -> np.ndarray:
+    """Weighted bags (n, D) of what the settings of scikit-learn's vectoriser make of texts."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    return TfidfVectorizer(token_pattern=r"\w+").fit_transform(texts).toarray()
-
-
-def _bags_of_letters(texts: Sequence[str]) -> np.ndarray:
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    letters = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 5))
-    return letters.fit_transform(texts).toarray()
+    return TfidfVectorizer(**settings).fit_transform(texts).toarray()
 
 
 def _file(source: str) -> Path | None:
