@@ -47,14 +47,24 @@ def run_to_the_end(search, score):
 
 
 class TestWanted:
-    def test_first_all_rows_at_the_first_value_of_the_knob_then_at_the_second(self):
-        asked = tuning.wanted(Search(("puma", "full")), {})
+    def test_first_all_rows_at_the_first_value_of_the_knob_then_their_best_two_at_the_second(self):
+        search = Search(("puma", "full"))
         puma = [Trial("puma", Setting(rate, 0.1)) for rate in (3e-5, 1e-4, 3e-4, 1e-3)]
         full = [Trial("full", Setting(rate, 10.0)) for rate in (3e-5, 1e-4, 3e-4, 1e-3)]
-        assert asked[:8] == [*puma, *full]
-        assert {trial.setting.value for trial in asked[8:]} == {1.0}
-        assert len(asked) == 16
-        assert tuning.wanted(Search(("puma", "full")), dict.fromkeys(puma, 0.5)) == asked[4:]
+        assert tuning.wanted(search, {}) == [*puma, *full]
+        assert tuning.wanted(search, dict.fromkeys(puma, 0.5)) == full
+
+        scores = dict(zip(puma, (0.1, 0.2, 0.4, 0.3))) | dict(zip(full, (0.1, 0.5, 0.4, 0.3)))
+        second = [Trial("puma", Setting(rate, 1.0)) for rate in (3e-4, 1e-3)]
+        second += [Trial("full", Setting(rate, 1.0)) for rate in (1e-4, 3e-4)]
+        assert tuning.wanted(search, scores) == second
+
+    def test_a_better_second_value_is_followed_until_its_best_is_inside(self):
+        first = curve(0.2, 0.5, 0.4, 0.3)
+        low = first | curve(0.6, 0.4, value=FAST, start=1e-4)
+        assert tuning.wanted(ALONE, low) == [Trial("linear", Setting(3e-5, FAST))]
+        inside = low | curve(0.3, value=FAST)
+        assert tuning.wanted(ALONE, inside)[0] == Trial("linear", Setting(1e-4, FAST), seed=1)
 
     def test_an_optimum_inside_gets_two_second_seeds(self):
         assert tuning.wanted(ALONE, INSIDE) == list(seconds(0, 0))
@@ -72,10 +82,10 @@ class TestWanted:
             return tuning.SERIES.index(trial.setting.rate) / 10 + (trial.setting.value == SLOW) / 20
 
         scores, rounds = run_to_the_end(ALONE, rising)
-        followed = [asked[0].setting.rate for asked in rounds[1:3]]
+        followed = [asked[0].setting.rate for asked in rounds[2:4]]
         assert followed == [3e-3, 1e-2]
         assert tuning.chosen(ALONE, scores) == {"linear": Setting(1e-2, SLOW)}
-        assert len(scores) == 8 + 2 + 2
+        assert len(scores) == 4 + 2 + 2 + 2
 
     def test_a_second_seed_that_moves_the_best_to_an_edge_leads_on_again(self):
         first = curve(0.49, 0.5, 0.4, 0.3) | curve(0.1, 0.1, 0.1, 0.1, value=FAST)
@@ -103,7 +113,7 @@ class TestWanted:
         scores, _ = run_to_the_end(search, lambda trial: 0.5 - abs(trial.setting.rate - 2e-4))
         for row in tuning.METHODS:
             own = [trial for trial in scores if trial.row == row]
-            assert sum(trial.seed == 0 for trial in own) == 8
+            assert sum(trial.seed == 0 for trial in own) == 6
             assert sum(trial.seed == 1 for trial in own) == 2
 
 

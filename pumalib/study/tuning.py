@@ -118,10 +118,11 @@ class Search:
 def wanted(search: Search, scores: Scores) -> list[Trial]:
     """The trials to be run next, in the order of the protocol; none where the search is finished.
 
-    First every row's grid at the first value of its knob, then at the second; then, row by row,
-    what lies beyond an optimum at an edge, and second seeds; then the checks.
+    First every row's rates at the first value of its knob, then the best two of them at the second
+    value; then, row by row, what lies beyond an optimum at an edge, and second seeds; then the
+    checks.
     """
-    for stage in (_grid, _edges_and_seeds):
+    for stage in (_rates, _second_value, _edges_and_seeds):
         missing = _missing(stage(search, scores), scores)
         if missing:
             return missing
@@ -140,12 +141,25 @@ def _missing(trials: Iterable[Trial], scores: Scores) -> list[Trial]:
     return [trial for trial in dict.fromkeys(trials) if trial not in scores]
 
 
-def _grid(search: Search, scores: Scores) -> list[Trial]:
+def _rates(search: Search, scores: Scores) -> list[Trial]:
+    """Every row's rates at the first value of its knob."""
     trials = []
-    for number in range(2):
-        for row in search.rows:
-            value = knob_of(row).values[number]
-            trials += [Trial(row, Setting(rate, value)) for rate in search.rates]
+    for row in search.rows:
+        first, _ = knob_of(row).values
+        trials += [Trial(row, Setting(rate, first)) for rate in search.rates]
+    return trials
+
+
+def _second_value(search: Search, scores: Scores) -> list[Trial]:
+    """Every row's best two rates of the first value at the second value of its knob."""
+    trials = []
+    for row in search.rows:
+        first, second = knob_of(row).values
+        tried = _tried(row, scores)
+        of_first = {setting: tried[setting] for setting in tried if setting.value == first}
+        given = {setting: of_first[setting] for setting in of_first if setting.rate in search.rates}
+        best = _ranked(row, given)[:2]
+        trials += [Trial(row, Setting(setting.rate, second)) for setting in best]
     return trials
 
 
@@ -223,8 +237,9 @@ def _winner(row: str, scores: Scores) -> Setting:
 
 def searched(search: Search, scores: Scores) -> dict[str, Setting]:
     """The setting that the search gives each row; rows whose search goes on are left out."""
-    if _missing(_grid(search, scores), scores):
-        return {}
+    for stage in (_rates, _second_value):
+        if _missing(stage(search, scores), scores):
+            return {}
     found = {}
     for row in search.rows:
         if not _next_of_row(row, scores):
