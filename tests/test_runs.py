@@ -41,6 +41,13 @@ def test_list_filters_by_any_setting(names, capsys):
     assert call(capsys, "list", "--profile", "/tmp")[1] == "no runs\n"
 
 
+def test_verify_of_a_mistyped_profile_is_not_no_problem(names, capsys):
+    status, out, err = call(capsys, "verify", "--profile", "tset")
+    assert status == 2
+    assert "no problem" not in out
+    assert "nothing is kept of a profile 'tset'; there are: test" in err
+
+
 @pytest.fixture
 def failed(names):
     """One more run, that failed."""

@@ -237,7 +237,9 @@ def _run_one(notebook: Path, folder: Path, values: Parameters) -> Outcome:
         # The next notebook can still succeed.
         status = "FAILED"
         why = f"{type(error).__name__}: {error}"
-    tables = [file.name for file in folder.glob("*.csv") if file.stat().st_mtime >= start]
+    # By its own name, since another notebook may be executed at the same time.
+    own = notebook.stem.split("_", 1)[-1]
+    tables = [file.name for file in folder.glob(f"{own}*.csv") if file.stat().st_mtime >= start]
     return Outcome(
         notebook=notebook.stem,
         status=status,

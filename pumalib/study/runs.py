@@ -201,9 +201,14 @@ def problems(profile: str | None = None) -> Iterator[str]:
     """What is wrong with kept runs, each with what to do.
 
     That is: damaged lines, lines of one run with different numbers, names that today's data,
-    weights or code would not give, lost members, and models that do not load.
+    weights or code would not give, lost members, and models that do not load.  ValueError where
+    nothing is kept of the profile, as of one whose name is mistyped: that is not "no problem".
     """
-    for home in _homes(profile):
+    homes = _homes(profile)
+    if profile is not None and not homes:
+        known = ", ".join(home.name for home in _homes(None))
+        raise ValueError(f"nothing is kept of a profile {profile!r}; there are: {known or 'none'}")
+    for home in homes:
         kept = store.lines(home)
         for line in kept:
             if line.record is None:
