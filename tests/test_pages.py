@@ -43,6 +43,23 @@ def kept(kept_of, monkeypatch):
     return kept_of("stage")
 
 
+def test_settings_that_a_search_chose_stand_beside_what_was_tried(kept, monkeypatch):
+    columns = ["row", "rate", "knob", "value", "seed", "epochs", "mirrored", "harmonic", "chosen"]
+    knob = ("lora_scale", 1.0)
+    lines = [
+        ("lora", 3e-5, *knob, 0, 8, True, 0.5, False),
+        ("lora", 1e-4, *knob, 0, 8, True, 0.6, True),
+        ("lora", 1e-4, *knob, 1, 8, True, 0.7, True),
+        # Neither of these was tried likewise.
+        ("lora", 1e-4, *knob, 0, 8, False, 0.1, False),
+        ("lora", 1e-4, *knob, 0, 16, True, 0.9, False),
+    ]
+    constructed = pd.DataFrame(lines, columns=columns)
+    monkeypatch.setattr(kept, "table", lambda file, profile: constructed)
+    text = page_parts.tuned(kept)
+    assert text.splitlines()[-1] == "| `lora` | 1e-4 | `lora_scale` 1 | 65.0 | 50.0 to 60.0 | 2 |"
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_says_what_is_kept(name, kept_of):
     """... or `python -m pumalib docs` writes it anew."""

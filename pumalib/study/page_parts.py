@@ -269,6 +269,34 @@ def claims_table(kept: Kept, profiles: Sequence[str], prints: Sequence[str] = JU
     return _table(["section", "claim", "in print", *[f"`{one}`" for one in names]], lines)
 
 
+def tuned(kept: Kept, profile: str = "") -> str:
+    """The setting that the search gave each method, as notebook 91 kept it (`study/tuning.py`).
+
+    Harmonic R@1 on held-out training classes, in percent: the mean of the setting's seeds, and the
+    lowest and highest of all settings that were tried likewise, with the first seed.
+    """
+    table = kept.table("tuning", kept.profile(profile))
+    lines = []
+    for method, found in table[table["chosen"]].groupby("row", sort=False):
+        setting = found.iloc[0]
+        alike = table
+        for column in ("row", "seed", "epochs", "mirrored"):
+            alike = alike[alike[column] == setting[column]]
+        tried = 100 * alike["harmonic"]
+        lines.append(
+            [
+                f"`{method}`",
+                f"{setting['rate']:.0e}".replace("e-0", "e-"),
+                f"`{setting['knob']}` {setting['value']:g}",
+                f"{100 * found['harmonic'].mean():.1f}",
+                f"{tried.min():.1f} to {tried.max():.1f}",
+                str(len(tried)),
+            ]
+        )
+    names = ["method", "base rate", "knob", "held-out harmonic", "of all tried", "settings tried"]
+    return _table(names, lines)
+
+
 def misprints(kept: Kept) -> str:
     """The printed harmonic means that their own columns do not give."""
     lines = []
@@ -336,4 +364,5 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "verdicts": verdicts,
     "claims": claims_table,
     "misprints": misprints,
+    "tuned": tuned,
 }
