@@ -98,6 +98,15 @@ def _homes(profile: str | None) -> list[Path]:
     return [folder for folder in folders if profile is None or fnmatch(folder.name, profile)]
 
 
+def _kept_homes(profile: str | None) -> list[Path]:
+    """Those of `_homes`; ValueError where a profile is named of which nothing is kept."""
+    homes = _homes(profile)
+    if profile is not None and not homes:
+        known = ", ".join(home.name for home in _homes(None))
+        raise ValueError(f"nothing is kept of a profile {profile!r}; there are: {known or 'none'}")
+    return homes
+
+
 def _settings_of(kept: dict[str, Any], records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """The settings of a run, of an ensemble those of its first member if that is kept."""
     if "members" in kept:
@@ -204,11 +213,7 @@ def problems(profile: str | None = None) -> Iterator[str]:
     weights or code would not give, lost members, and models that do not load.  ValueError where
     nothing is kept of the profile, as of one whose name is mistyped: that is not "no problem".
     """
-    homes = _homes(profile)
-    if profile is not None and not homes:
-        known = ", ".join(home.name for home in _homes(None))
-        raise ValueError(f"nothing is kept of a profile {profile!r}; there are: {known or 'none'}")
-    for home in homes:
+    for home in _kept_homes(profile):
         kept = store.lines(home)
         for line in kept:
             if line.record is None:
