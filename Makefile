@@ -38,7 +38,7 @@ faults: .venv/installed  ## a thousand faults drawn by a seed that it prints (SE
 site: .venv/installed  ## executed notebooks, docs, docstrings, and the report where `make report` built it: $(SITE)/_build/index.html
 	rm -rf $(SITE)
 	$(BIN)/python docs/site/gather.py $(RESULTS) $(REPORT) $(SITE)
-	$(BIN)/python -m sphinx -q -W --keep-going -d $(SITE)/.read $(SITE) $(SITE)/_build
+	$(BIN)/python -m sphinx -q -d $(SITE)/.read $(SITE) $(SITE)/_build
 	$(BIN)/python docs/site/check.py $(SITE)/_build
 
 report: .venv/installed  ## the numbers of README.md and docs anew, and the report: $(REPORT)/report.html, report.pdf
