@@ -35,10 +35,11 @@ faults: .venv/installed  ## a thousand faults drawn by a seed that it prints (SE
 	@echo "$(FAULTS) faults, SEED=$(SEED)"
 	$(BIN)/python -m pytest -q tests/test_faults.py --faults $(FAULTS) --seed $(SEED)
 
-site: .venv/installed  ## the executed notebooks of PROFILE as one searchable site: $(SITE)/_build/html/index.html
-	rm -rf $(SITE) && mkdir -p $(SITE)
-	cp -r docs/site/* $(filter-out %.failed.ipynb,$(wildcard $(RESULTS)/$(PROFILE)/[0-9]*.ipynb)) $(SITE)
-	$(BIN)/jupyter-book build --quiet $(SITE)
+site: .venv/installed  ## executed notebooks, docs, docstrings, and the report where `make report` built it: $(SITE)/_build/index.html
+	rm -rf $(SITE)
+	$(BIN)/python docs/site/gather.py $(RESULTS) $(REPORT) $(SITE)
+	$(BIN)/python -m sphinx -q -d $(SITE)/.read $(SITE) $(SITE)/_build
+	$(BIN)/python docs/site/check.py $(SITE)/_build
 
 report: .venv/installed  ## the numbers of README.md and docs anew, and the report: $(REPORT)/report.html, report.pdf
 	$(BIN)/python -m pumalib docs --build $(REPORT)

@@ -9,8 +9,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
-from pathlib import Path
 
 import nbformat
 import numpy as np
@@ -66,6 +64,12 @@ def test_template(file):
         "one cell tagged rows, before run_all"
     )
     assert any("assert " in cell.source for cell in cells), "a green run must not be an empty one"
+    for cell in cells:
+        is_beginning = "parameters" in tags(cell) or cell.source.startswith(("import ", "from "))
+        if is_beginning and "rows" not in tags(cell):
+            assert cell.metadata["jupyter"] == {"source_hidden": True}, (
+                "fold parameters and imports: in JupyterLab, View > Collapse Selected Code"
+            )
 
 
 @pytest.mark.parametrize(
@@ -238,6 +242,21 @@ def test_stopped_in_the_middle_nothing_looks_finished(results, capsys):
     assert not list(results.glob("*.ipynb")) and not list(results.glob(".*ipynb*"))
 
 
+def test_what_lab_folds_stays_folded():
+    given = {"source_hidden": True, "outputs_hidden": False}
+    cells = [
+        nbformat.v4.new_code_cell("1", metadata={"jupyter": given, "papermill": {"duration": 1}}),
+        nbformat.v4.new_code_cell("2", metadata={"tags": ["injected-parameters"]}),
+        nbformat.v4.new_code_cell("3", metadata={"tags": []}),
+    ]
+    notebook = notebooks.clean(nbformat.v4.new_notebook(cells=cells))
+    assert [cell.metadata for cell in notebook.cells] == [
+        {"jupyter": given},
+        {"tags": ["injected-parameters"], "jupyter": {"source_hidden": True}},
+        {},
+    ]
+
+
 def test_redrawn_lines_are_not_kept():
     text = f"\rrun · 1\rrun · 2\n{paths.ROOT}{os.sep}file.py:3: UserWarning\n\r10%|#\x1b[A\r     \r"
     cell = nbformat.v4.new_code_cell(
@@ -245,20 +264,6 @@ def test_redrawn_lines_are_not_kept():
     )
     (output,) = notebooks.clean(nbformat.v4.new_notebook(cells=[cell])).cells[0].outputs
     assert output.text.strip() == "file.py:3: UserWarning"
-
-
-def test_executed_notebooks_make_a_site(results, tmp_path):
-    for stem in ("01_one", "02_two"):
-        write(stem, f"print('found in {stem}')")
-    assert main(["run"]) == 0
-    python = Path(sys.executable).parent
-    place = [f"RESULTS={results.parent}", "PROFILE=smoke", f"SITE={tmp_path}/site", f"BIN={python}"]
-    subprocess.run(["make", "-o", ".venv/installed", "site", *place], cwd=paths.ROOT, check=True)
-    pages = [
-        (tmp_path / "site" / "_build" / "html" / f"{stem}.html").read_text()
-        for stem in ("index", "02_two")
-    ]
-    assert "01_one.html" in pages[0] and "found in 02_two" in pages[1]
 
 
 def test_the_commands_of_make_trial_and_photos_ask_for_what_there_is():

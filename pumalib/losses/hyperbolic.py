@@ -57,7 +57,7 @@ class Hyp(PairLoss):
     def distance(self, a: Tensor, b: Tensor) -> Tensor:
         """Distances (N, M) of projected a (N, D) and b (M, D).
 
-        2 artanh(sqrt(c) |-a + b|) / sqrt(c), where + is Moebius addition.
+        `2 artanh(sqrt(c) |-a + b|) / sqrt(c)`, where + is Moebius addition.
         """
         product = a @ b.T
         if self.c == 0:

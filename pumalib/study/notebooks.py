@@ -42,6 +42,10 @@ else:
 # A kernel's own log goes to this screen.
 QUIET = ["--log-level=CRITICAL"]
 
+# What a cell says of itself: what it is for, and that JupyterLab folds its code.
+KEPT_METADATA = ("tags", "jupyter")
+FOLDED = {"source_hidden": True}
+
 # The file that a warning is said to come from: "/tmp/ipykernel_123/45.py".
 CELL = re.compile(r"\S*ipykernel_\d+\S*\.py")
 # A line of progress, drawn again and again: " 10%|#   |\r 20%|##  |\n".
@@ -314,14 +318,13 @@ def clean(notebook: NotebookNode) -> NotebookNode:
 
 
 def _clean_metadata(cell: NotebookNode) -> None:
-    tags = cell.metadata.get("tags", [])
-    cell["metadata"] = {}
-    if tags:
-        cell["metadata"] = {"tags": tags}
-    if "injected-parameters" in tags:
+    kept = {name: cell.metadata[name] for name in KEPT_METADATA if cell.metadata.get(name)}
+    cell["metadata"] = NotebookNode(kept)
+    if "injected-parameters" in kept.get("tags", []):
         # papermill draws an id.
         cell["id"] = "injected-parameters"
         cell["source"] = PLACE.sub("", cell.source)
+        cell["metadata"]["jupyter"] = dict(FOLDED)
 
 
 def _clean_outputs(cell: NotebookNode) -> None:

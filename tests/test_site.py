@@ -1,0 +1,196 @@
+"""The site: what is gathered for it, what its contents name, and that a page loads nothing."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from pumalib import paths
+from pumalib.study import pages
+
+FOLDER = paths.ROOT / "docs" / "site"
+RESULTS = paths.ROOT / "results"
+CONTENTS = re.compile(r"^```\{toctree\}\n(.*?)^```|^\.\. toctree::\n((?:\n| .*\n?)*)", re.M | re.S)
+
+
+def load(name):
+    """A program of docs/site, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+gather = load("gather")
+check = load("check")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Everything that Sphinx reads, of the kept results and of no report."""
+    folder = tmp_path_factory.mktemp("site")
+    gather.gather(RESULTS, folder / "no-report", folder / "gathered")
+    return folder / "gathered"
+
+
+def named_below(page, site):
+    """The pages that the contents of a page name, and those below them."""
+    found = []
+    for fenced, directive in CONTENTS.findall(page.read_text(encoding="utf-8")):
+        for line in (fenced or directive).splitlines():
+            entry = line.strip()
+            if not entry or entry.startswith(":"):
+                continue
+            name = re.sub(r".*<(.*)>", r"\1", entry)
+            below = (page.parent / name).resolve()
+            assert below.is_file(), f"{page.name} names {name}"
+            found += [below.relative_to(site.resolve()).as_posix(), *named_below(below, site)]
+    return found
+
+
+def test_the_contents_name_every_executed_notebook_docs_page_and_room(site):
+    named = named_below(site / "index.md", site)
+    assert len(named) == len(set(named)), "a page stands in two places"
+
+    executed = [file.relative_to(paths.ROOT).as_posix() for file in RESULTS.glob("*/*.ipynb")]
+    assert len(executed) > 30 and {"photos", "mini"} <= {
+        Path(name).parent.name for name in executed
+    }
+    docs = [f"docs/{file.name}" for file in (paths.ROOT / "docs").glob("*.md")]
+    assert "docs/results.md" in docs
+    templates = {file.name for file in paths.NOTEBOOKS.glob("*.ipynb")}
+    assert templates == {Path(name).name for name in named if name.endswith(".ipynb")}
+    rooms = {
+        f"api/pumalib.{name}.rst" for name in ("api", "config", "losses", "models", "training")
+    }
+    for wanted in (set(executed), set(docs), rooms):
+        assert wanted <= set(named), wanted - set(named)
+
+    made = {file.relative_to(site).as_posix() for file in site.rglob("*.ipynb")}
+    assert made <= set(named), made - set(named)
+
+
+def test_home_is_the_readme_with_its_numbers(site):
+    home = (site / "index.md").read_text(encoding="utf-8")
+    readme = pages.without_markers((paths.ROOT / "README.md").read_text(encoding="utf-8"))
+    verdict = re.search(r"\*\*What we found\.\*\*.*", readme)[0]
+    assert "points below" in verdict and verdict in home
+    rows = [line for line in readme.splitlines() if line.startswith("| PUMA |")]
+    assert rows and rows[0] in home
+    assert "<!--" not in home
+
+
+def test_executed_notebooks_say_their_profile_and_fold_their_code(site):
+    names = gather.list_notebooks(RESULTS)
+    for name in names:
+        notebook = json.loads((site / name).read_text(encoding="utf-8"))
+        nbformat.validate(notebook)
+        profile = name.split("/")[1]
+        first = notebook["cells"][0]["source"].splitlines()
+        assert first[0].endswith(f" · {profile}")
+        assert first[2].startswith(f"*Executed on [{profile}](")
+        code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert code and all("hide-input" in cell["metadata"]["tags"] for cell in code)
+
+    # What shows nothing, as parameters, stands with the code that follows; none of it is lost.
+    name = "results/photos/06_adaptation_methods.ipynb"
+    before = nbformat.read(names[name], as_version=4).cells
+    after = nbformat.read(site / name, as_version=4).cells
+    lines = [line for cell in after if cell.cell_type == "code" for line in cell.source.split("\n")]
+    for cell in before:
+        if cell.cell_type == "code":
+            assert set(cell.source.split("\n")) <= set(lines)
+    found = next(cell for cell in after if "study.found(" in cell.source)
+    assert 'profile = "photos"' in found.source and found.outputs
+
+
+def test_a_link_leads_to_the_copy_of_the_same_profile(tmp_path):
+    place = gather.Place(tmp_path, gather.list_notebooks(RESULTS))
+    here = "results/photos/02_main_results.ipynb"
+    for text, leads in (
+        ("[a](17_claims.ipynb)", "[a](17_claims.ipynb)"),
+        ("[a](05_puma_with_losses.ipynb)", "[a](../mini/05_puma_with_losses.ipynb)"),
+        ("[a](92_speed.ipynb)", "[a](../../notebooks/92_speed.ipynb)"),
+        ("[a](../../README.md#x)", "[a](../../index.md#x)"),
+        ("[a](../../notebooks/profiles)", "a"),
+        ("[a](https://arxiv.org/abs/1)", "[a](https://arxiv.org/abs/1)"),
+        (
+            "[`b`](../../pumalib/models/puma.py)",
+            '<a href="../../_modules/pumalib/models/puma.html">`b`</a>',
+        ),
+    ):
+        assert gather.with_links(text, here, place) == leads
+    assert not list(tmp_path.iterdir())
+    shown = gather.with_links("![a](claims.png)", here, place)
+    assert shown == "![a](claims.png)" and (tmp_path / "results/photos/claims.png").is_file()
+    with pytest.raises(FileNotFoundError, match=r"no-such\.csv"):
+        gather.with_links("[a](no-such.csv)", here, place)
+
+
+def test_what_a_page_loads_and_where_it_does_not_lead_is_found(tmp_path):
+    page = tmp_path / "a.html"
+    page.write_text(
+        '<p id="here"><a href="#here">1</a> <a href="#gone">2</a> <a href="b.html">3</a>'
+        '<a href="https://example.org/x.js">4</a><link rel="canonical" href="https://example.org">'
+        '<link rel="stylesheet" href="//example.org/1.css"><img src="https://example.org/2.png">'
+        '<script src="http://example.org/3.js"></script>'
+        '<script>load("https://example.org/4.mjs"); say("https://example.org")</script>'
+        "<style>@import 'https://example.org/5'; a { color: red }</style><img src='data:x'>"
+    )
+    (tmp_path / "a.css").write_text('a { src: url("https://example.org/6.woff2") } b { }')
+    found = check.problems(tmp_path)
+    assert found == [
+        "a.html loads //example.org/1.css",
+        "a.html loads https://example.org/2.png",
+        "a.html loads http://example.org/3.js",
+        "a.html loads https://example.org/4.mjs",
+        "a.html loads https://example.org/5",
+        "a.html links to #gone, which is not there",
+        "a.html links to b.html, which is not there",
+        "a.css loads https://example.org/6.woff2",
+    ]
+
+
+def test_a_built_page_folds_code_draws_formulas_and_loads_nothing(tmp_path):
+    """One notebook and one room, with the settings of the whole site."""
+    pytest.importorskip("sphinx_book_theme")
+    pytest.importorskip("pypandoc")
+    results = tmp_path / "results"
+    (results / "mine").mkdir(parents=True)
+    shown = nbformat.v4.new_output("stream", text="found it")
+    cells = [
+        nbformat.v4.new_markdown_cell("# A title\n\nFor $\\alpha < 1$:\n\n$$x^2$$"),
+        nbformat.v4.new_code_cell("hidden = 1", id="first"),
+        nbformat.v4.new_code_cell("print(hidden)", outputs=[shown]),
+    ]
+    metadata = {"language_info": {"name": "python"}}
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata=metadata)
+    nbformat.write(notebook, results / "mine" / "01_one.ipynb")
+
+    folder = tmp_path / "site"
+    place = gather.Place(folder, gather.list_notebooks(results))
+    (name,) = place.notebooks
+    place.write(name, gather.executed(place.notebooks[name], name, place))
+    place.write("docs/findings/mine.md", "# Mine\n")
+    place.write("api.rst", gather._room("pumalib.progress"))
+    below = [name, "docs/findings/mine.md", "api.rst"]
+    place.write("index.md", "# Home\n" + gather._contents(below, "index.md"))
+    gather.copy_settings(place)
+    (folder / "_extra").mkdir()
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going"]
+    subprocess.run([*command, str(folder), str(folder / "_build")], check=True)
+
+    built = folder / "_build"
+    assert check.problems(built) == []
+    page = (built / "results" / "mine" / "01_one.html").read_text(encoding="utf-8")
+    assert re.search(r"A title · mine", page) and "found it" in page
+    assert page.count("<math") == 2 and "MathJax" not in page
+    folded = re.search(r"<details.*?</details>", page.partition("<article")[2], re.DOTALL)[0]
+    assert "hidden" in folded and "print" in folded and "found it" not in folded
+    assert 'id="pumalib.progress' in (built / "api.html").read_text(encoding="utf-8")
