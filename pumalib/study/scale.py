@@ -1,0 +1,101 @@
+"""What a loss costs at the number of classes that faces have: time, and bytes that are held.
+
+Bytes are counted, not read off the process: they are the same on every machine.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..losses.base import Loss
+
+# AdamW keeps, beside a weight and its gradient, two moments of each.
+COPIES = 4
+
+
+class Held(NamedTuple):
+    """Bytes that a step of training holds for a loss.
+
+    `learnt` are its proxies with their gradients and AdamW's moments; `saved` is what forward
+    leaves for backward, beside the embeddings and the proxies.
+    """
+
+    learnt: int
+    saved: int
+
+
+def bytes_held(loss: Loss, x: Tensor, labels: Tensor) -> Held:
+    """The bytes that a step with embeddings x (N, dim) and labels (N,) holds."""
+    learnt = {one.untyped_storage().data_ptr(): one.nbytes for one in loss.parameters()}
+    saved: dict[int, int] = {}
+    # What was saved must not be freed, or another tensor could be counted as it.
+    alive = []
+
+    def note(tensor: Tensor) -> Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if place not in learnt and place != x.untyped_storage().data_ptr():
+            saved[place] = tensor.untyped_storage().nbytes()
+            alive.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss(x, labels)
+    return Held(COPIES * sum(learnt.values()), sum(saved.values()))
+
+
+def milliseconds(loss: Loss, x: Tensor, labels: Tensor, turns: int) -> float:
+    """CPU time of forward, backward and AdamW's step on the proxies; of `turns` the fastest.
+
+    A turn more warms up.  The processor's time is what other work on the machine disturbs least.
+    """
+    optimizer = None
+    if list(loss.parameters()):
+        optimizer = torch.optim.AdamW(loss.parameters(), lr=1e-4)
+    spent = []
+    for _ in range(turns + 1):
+        begin = time.process_time()
+        loss(x, labels).backward()
+        if optimizer is not None:
+            optimizer.step()
+        spent.append(1000 * (time.process_time() - begin))
+        x.grad = None
+        loss.zero_grad()
+    return min(spent[1:])
+
+
+def line_through(counts: Tensor, values: Tensor) -> Callable[[float], float]:
+    """The line through the last two of some measurements, to say what a larger count would need.
+
+    Raises ValueError for fewer than two.
+    """
+    if len(counts) < 2:
+        raise ValueError(f"{len(counts)} measurements: a line needs two")
+    slope = (values[-1] - values[-2]) / (counts[-1] - counts[-2])
+
+    def at(count: float) -> float:
+        return float(values[-1] + slope * (count - counts[-1]))
+
+    return at
+
+
+def share_of_pairs(loss: Loss, x: Tensor, labels: Tensor) -> float:
+    """The share of a batch's pairs of images, N (N - 1), whose cosine has a gradient.
+
+    Of a loss of pairs; NaN of one that compares images with proxies.
+    """
+    pairs = getattr(loss, "pairs", None)
+    if pairs is None:
+        return float("nan")
+    x = nn.functional.normalize(x.detach(), dim=1)
+    same = labels[:, None] == labels
+    positive = same & ~torch.eye(len(x), dtype=torch.bool)
+    with torch.enable_grad():
+        # Cosines of anchors with others that are unit vectors: the loss as a function of them.
+        cosines = (x @ x.T).requires_grad_()
+        value = pairs(cosines, torch.eye(len(x)), positive, ~same)
+        (gradient,) = torch.autograd.grad(value, cosines)
+    different = ~torch.eye(len(x), dtype=torch.bool)
+    return float((gradient[different] != 0).float().mean())

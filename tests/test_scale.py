@@ -1,0 +1,74 @@
+"""What a loss holds and costs at many classes, against numbers counted by hand."""
+
+import math
+
+import pytest
+import torch
+
+from pumalib import losses
+from pumalib.losses.base import Loss
+from pumalib.study import scale
+
+
+class Products(Loss):
+    """The sum of exponentials of all products of embeddings and proxies."""
+
+    def __init__(self, num_classes, dim):
+        super().__init__(num_classes, dim)
+        self.proxies = torch.nn.Parameter(torch.zeros(num_classes, dim))
+
+    def compute(self, x, labels):
+        return (x @ self.proxies.T).exp().sum()
+
+
+def batch(count=6, dim=8):
+    torch.manual_seed(0)
+    return torch.randn(count, dim, requires_grad=True), torch.arange(count) // 2
+
+
+def test_bytes_are_proxies_with_their_copies_and_what_backward_needs():
+    x, labels = batch()
+    held = scale.bytes_held(Products(50, 8), x, labels)
+    assert held.learnt == 4 * (50 * 8 * 4), "weights, gradients and two moments, in float32"
+    assert held.saved == 6 * 50 * 4, "the exponentials; not x, not the proxies"
+
+
+def test_bytes_of_proxies_grow_with_classes_and_those_of_pairs_do_not():
+    x, labels = batch()
+    few = scale.bytes_held(losses.make("proxyanchor", 100, 8), x, labels)
+    many = scale.bytes_held(losses.make("proxyanchor", 1000, 8), x, labels)
+    assert many.learnt == 10 * few.learnt
+    assert many.saved > 5 * few.saved
+    pairs = [scale.bytes_held(losses.make("ms", count, 8), x, labels) for count in (100, 1000)]
+    assert pairs[0] == pairs[1]
+    assert pairs[0].learnt == 0 < pairs[0].saved
+
+
+def test_time_is_of_steps_that_move_the_proxies():
+    x, labels = batch()
+    loss = losses.make("proxyanchor", 3, 8)
+    before = loss.proxies.detach().clone()
+    assert scale.milliseconds(loss, x, labels, turns=2) > 0
+    assert not torch.equal(loss.proxies, before)
+    assert x.grad is None
+    assert scale.milliseconds(losses.make("ms"), x, labels, turns=1) > 0
+
+
+def test_a_line_goes_on_from_the_last_two():
+    at = scale.line_through(torch.tensor([1.0, 10.0, 100.0]), torch.tensor([9.0, 30.0, 210.0]))
+    assert at(100) == pytest.approx(210)
+    assert at(1000) == pytest.approx(2010)
+    with pytest.raises(ValueError, match="1 measurements: a line needs two"):
+        scale.line_through(torch.tensor([1.0]), torch.tensor([1.0]))
+
+
+def test_pairs_that_a_hinge_leaves_alone_have_no_gradient():
+    # Two classes at a right angle, and the two images of the first at 60 degrees.
+    x = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.75**0.5, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+    labels = torch.tensor([0, 0, 1, 1])
+    # Distances: 1 within the first class, 0 in the second, sqrt(2) between them.
+    silent = losses.make("contrastive", neg_margin=1.0)
+    assert scale.share_of_pairs(silent, x, labels) == pytest.approx(2 / 12)
+    loud = losses.make("contrastive", neg_margin=1.5)
+    assert scale.share_of_pairs(loud, x, labels) == pytest.approx(10 / 12)
+    assert math.isnan(scale.share_of_pairs(losses.make("proxyanchor", 2, 3), x, labels))
