@@ -1,4 +1,4 @@
-"""Draw docs/schematic.png and .svg, the picture of README.md, of notebook 20 and of the report.
+"""Draw docs/schematic.png, .svg and .pdf, the picture of README.md, of notebook 20 and of the report.
 
     .venv/bin/python docs/schematic.py
 
@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Route
 
-from pumalib.figures import COLOURS, OURS, save, use_style
+from pumalib.figures import COLOURS, save, use_style
 
 WIDTH = 7.2
 HEIGHT = 7.9
 INK = "#24384c"
-TRAINED = OURS.colour
+TRAINED = "#f2b84b"
 FROZEN = "#bfd0e2"
 OUTLINE = "#9ab"
 MODEL = "#e9eff5"
@@ -71,7 +71,7 @@ def schematic() -> Figure:
     draw_datasets(axis)
     draw_boxes(axis, outlined_boxes(), face="w", edge=OUTLINE)
     draw_boxes(axis, frozen_boxes(), face=FROZEN, edge=FROZEN)
-    draw_boxes(axis, trained_boxes(), face=TRAINED, edge=TRAINED, ink="white")
+    draw_boxes(axis, trained_boxes(), face=TRAINED, edge=TRAINED)
     draw_boxes(axis, texts(), face="none", edge="none")
     for way in arrows():
         draw_arrow(axis, way)
@@ -251,10 +251,9 @@ def draw_image(axis: Axes) -> None:
     # The lines between the patches
     flower[::24] = np.nan
     flower[:, ::24] = np.nan
-    axis.imshow(flower, cmap="summer", extent=(5.5, 6.5, 0.55, 1.55), zorder=2)
+    axis.imshow(flower, cmap="cividis", extent=(5.5, 6.5, 0.55, 1.55), zorder=2)
 
 
 if __name__ == "__main__":
     use_style()
-    for end in (".png", ".svg"):
-        save(schematic(), Path(__file__).with_suffix(end))
+    save(schematic(), Path(__file__).with_suffix(".png"))
