@@ -1,4 +1,4 @@
-"""Draw docs/schematic.png, .svg and .pdf, the picture of README.md, of notebook 20 and of the report.
+"""Draw docs/schematic.png, .svg and .pdf, the picture of README.md, of notebook 20 and the report.
 
     .venv/bin/python docs/schematic.py
 
@@ -17,6 +17,7 @@ from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Route
 
 from pumalib.figures import COLOURS, save, use_style
+from pumalib.figures.looks import AMBER
 
 WIDTH = 7.2
 HEIGHT = 7.9
@@ -41,8 +42,10 @@ PROMPT = 4.2
 POOL_BOTTOM = 0.71
 POOL_STEP = 0.21
 
-# One marker per dataset of the paper, and the middle of the space they share
+# One marker and one colour per dataset of the paper, and the middle of the space they share
 DATASETS = "os^DvPXp"
+# Amber is near that of what is trained.
+DATASET_COLOURS = [colour for colour in COLOURS if colour != AMBER]
 SPACE = (0.87, 6.05)
 
 
@@ -213,7 +216,9 @@ def draw_datasets(axis: Axes) -> None:
         x, y = dataset_tile(number)
         tile = [[x, x + 0.19, x + 0.38], [y, y, y]]
         points = np.concatenate([cluster, tile], axis=1)
-        axis.plot(points[0], points[1], marker, color=COLOURS[number], ms=5, mew=0, zorder=2)
+        axis.plot(
+            points[0], points[1], marker, color=DATASET_COLOURS[number], ms=5, mew=0, zorder=2
+        )
 
 
 def draw_boxes(axis: Axes, boxes: Sequence[Box], face: str, edge: str, ink: str = INK) -> None:
@@ -226,7 +231,10 @@ def draw_boxes(axis: Axes, boxes: Sequence[Box], face: str, edge: str, ink: str 
             corner, box.width, box.height, corners, facecolor=face, edgecolor=edge
         )
         axis.add_patch(shape)
-        axis.text(box.x + box.width / 2, box.y + box.height / 2, box.text, font, color=ink)
+        x = box.x + box.width / 2
+        y = box.y + box.height / 2
+        # Formulas, which other figures have not.
+        axis.text(x, y, box.text, font, color=ink, parse_math=True)
 
 
 def draw_arrow(axis: Axes, way: Sequence[Point]) -> None:

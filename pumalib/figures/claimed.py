@@ -150,12 +150,12 @@ def _sentence(one: Any) -> str:
 
 def _draw_effects(axis: Axes, part: pd.DataFrame, y: np.ndarray, colour: str, verdict: str) -> None:
     """The differences that decide; what is no difference of accuracies has only its number."""
-    if part.empty:
+    drawn = part["in_points"].to_numpy(bool)
+    if not drawn.any():
         return
-    drawn = part["in_points"].to_numpy()
-    value = part["value"].where(drawn)
-    spread = np.stack([value - part["low"], part["high"] - value])
-    axis.errorbar(value, y, xerr=spread, fmt="o", color=colour, label=verdict)
+    value = part.loc[drawn, "value"]
+    spread = np.stack([value - part.loc[drawn, "low"], part.loc[drawn, "high"] - value])
+    axis.errorbar(value, y[drawn], xerr=spread, fmt="o", color=colour, label=verdict)
 
 
 def _write_effects(axis: Axes, card: pd.DataFrame, middles: np.ndarray) -> None:

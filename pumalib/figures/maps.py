@@ -17,7 +17,7 @@ from .style import PAGE_WIDTH, empty_panels, finish, styled
 # Of classes in an embedding map; more classes repeat them.
 HUES = 32
 # Degrees on the circle of colours that classes do not take: green, and PUMA's.
-MEANINGFUL = [(75, 175), (300, 360)]
+MEANINGFUL = [(75, 195), (300, 360)]
 
 # From negative to positive, white in the middle, in the colours of differences below and above 0.
 SIGNED = sns.diverging_palette(35, 245, s=85, l=50, as_cmap=True)
