@@ -85,6 +85,7 @@ NAMES: dict[str, str] = {
     "specific CurricularFace": "Full, a model per dataset",
     # Methods, as pumalib.config and the paper name them (Tables 2, 3 and 7)
     "linear": "Linear embedding",
+    "linear, untrained": "Linear embedding, untrained",
     "Linear Emb.": "Linear embedding",
     "mlp3": "MLP-3",
     "MLP-3 Emb.": "MLP-3",
@@ -181,7 +182,7 @@ LOOKS: dict[str, Look] = {
     "MLP-3": Look(LILAC, "<"),
     "Visual prompt (VPT)": Look(BROWN, ">"),
     "Visual prompts, deep": Look(TAN, "D"),
-    "Prompt pool": Look(INDIGO, "^"),
+    "Prompt pool": Look(TAN, "^"),
     "LoRA": Look(SLATE, "^"),
     "Stochastic LoRA": Look(YELLOW, "v"),
     "AdaptFormer": Look(SKY, "<"),
