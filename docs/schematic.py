@@ -1,4 +1,4 @@
-"""Draw docs/schematic.png and .svg, the picture of README.md, of notebook 20 and of the report.
+"""Draw docs/schematic.png, .svg and .pdf, the picture of README.md, of notebook 20 and the report.
 
     .venv/bin/python docs/schematic.py
 
@@ -16,12 +16,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Route
 
-from pumalib.figures import COLOURS, OURS, save, use_style
+from pumalib.figures import COLOURS, save, use_style
+from pumalib.figures.looks import AMBER
 
 WIDTH = 7.2
 HEIGHT = 7.9
 INK = "#24384c"
-TRAINED = OURS.colour
+TRAINED = "#f2b84b"
 FROZEN = "#bfd0e2"
 OUTLINE = "#9ab"
 MODEL = "#e9eff5"
@@ -41,8 +42,10 @@ PROMPT = 4.2
 POOL_BOTTOM = 0.71
 POOL_STEP = 0.21
 
-# One marker per dataset of the paper, and the middle of the space they share
+# One marker and one colour per dataset of the paper, and the middle of the space they share
 DATASETS = "os^DvPXp"
+# Amber is near that of what is trained.
+DATASET_COLOURS = [colour for colour in COLOURS if colour != AMBER]
 SPACE = (0.87, 6.05)
 
 
@@ -71,7 +74,7 @@ def schematic() -> Figure:
     draw_datasets(axis)
     draw_boxes(axis, outlined_boxes(), face="w", edge=OUTLINE)
     draw_boxes(axis, frozen_boxes(), face=FROZEN, edge=FROZEN)
-    draw_boxes(axis, trained_boxes(), face=TRAINED, edge=TRAINED, ink="white")
+    draw_boxes(axis, trained_boxes(), face=TRAINED, edge=TRAINED)
     draw_boxes(axis, texts(), face="none", edge="none")
     for way in arrows():
         draw_arrow(axis, way)
@@ -213,7 +216,9 @@ def draw_datasets(axis: Axes) -> None:
         x, y = dataset_tile(number)
         tile = [[x, x + 0.19, x + 0.38], [y, y, y]]
         points = np.concatenate([cluster, tile], axis=1)
-        axis.plot(points[0], points[1], marker, color=COLOURS[number], ms=5, mew=0, zorder=2)
+        axis.plot(
+            points[0], points[1], marker, color=DATASET_COLOURS[number], ms=5, mew=0, zorder=2
+        )
 
 
 def draw_boxes(axis: Axes, boxes: Sequence[Box], face: str, edge: str, ink: str = INK) -> None:
@@ -226,7 +231,10 @@ def draw_boxes(axis: Axes, boxes: Sequence[Box], face: str, edge: str, ink: str 
             corner, box.width, box.height, corners, facecolor=face, edgecolor=edge
         )
         axis.add_patch(shape)
-        axis.text(box.x + box.width / 2, box.y + box.height / 2, box.text, font, color=ink)
+        x = box.x + box.width / 2
+        y = box.y + box.height / 2
+        # Formulas, which other figures have not.
+        axis.text(x, y, box.text, font, color=ink, parse_math=True)
 
 
 def draw_arrow(axis: Axes, way: Sequence[Point]) -> None:
@@ -251,10 +259,9 @@ def draw_image(axis: Axes) -> None:
     # The lines between the patches
     flower[::24] = np.nan
     flower[:, ::24] = np.nan
-    axis.imshow(flower, cmap="summer", extent=(5.5, 6.5, 0.55, 1.55), zorder=2)
+    axis.imshow(flower, cmap="cividis", extent=(5.5, 6.5, 0.55, 1.55), zorder=2)
 
 
 if __name__ == "__main__":
     use_style()
-    for end in (".png", ".svg"):
-        save(schematic(), Path(__file__).with_suffix(end))
+    save(schematic(), Path(__file__).with_suffix(".png"))

@@ -83,8 +83,8 @@ def draw_for_readme(kept: page_rows.Kept) -> list[Path]:
     with paths.written_whole(file) as temporary:
         page_rows.claimed(kept).to_csv(temporary, index=False)
     figure = claimed(kept)
-    drawn = [figures.save(figure, file.with_suffix(end)) for end in (".svg", ".png")]
-    return [file, *drawn]
+    drawn = figures.save(figure, file.with_suffix(".png"))
+    return [file, drawn.with_suffix(".svg"), drawn]
 
 
 def claimed(kept: page_rows.Kept) -> Figure:
@@ -99,7 +99,7 @@ def by_dataset(kept: page_rows.Kept) -> Figure:
     level = {name: kept.levels("frozen", kept.stage, name)["value"] for name in datasets}
     lines = []
     for name in sorted(datasets, key=lambda one: -level[one]):
-        place = f"{name.partition('_')[0]}\n(frozen: {level[name]:.0f}%)"
+        place = f"{figures.shown(name)}\n(frozen: {level[name]:.0f}%)"
         for key in ("puma", "static", "lora"):
             gap = kept.gap(key, "full", kept.stage, name)
             line = {"place": place, "row": LABELS[key], "value": gap.points}
@@ -114,9 +114,9 @@ def keep_probability(kept: page_rows.Kept) -> Figure:
         lines = []
         for p in KEEP_PROBABILITIES:
             levels = kept.levels(f"ablations/p = {p}", profile, "unified")
-            lines.append(_line(levels, "PUMA", p))
+            lines.append(_line(levels, LABELS["puma"], p))
         full = kept.levels("full", profile, "unified")
-        lines.append(_line(full, "full fine-tuning", float("nan")))
+        lines.append(_line(full, LABELS["full"], float("nan")))
         panels[profile] = pd.DataFrame(lines)
     return figures.against(panels, "keep probability p", "unified R@1 (%)", joined=True)
 
@@ -173,19 +173,19 @@ def _line(levels: pd.Series, label: str, x: float) -> dict:
     return {"row": label, "x": x, **levels[["value", "low", "high"]]}
 
 
-# What the figures call the rows, with one look each.
+# The rows of the figures by their keys in docs/pages.yaml, as `figures.shown` knows them.
 LABELS = {
-    "linear": "Linear Emb.",
-    "mlp3": "MLP-3 Emb.",
-    "vpt": "VPT",
-    "pool": "conditional",
-    "lora": "LoRA",
-    "stochastic-lora": "Stochastic LoRA",
-    "adaptformer": "AdaptFormer",
-    "static": "static",
-    "stochastic": "stochastic",
-    "puma": "PUMA",
-    "full": "full fine-tuning",
+    "linear": "linear",
+    "mlp3": "mlp3",
+    "vpt": "vpt",
+    "pool": "prompt-pool",
+    "lora": "lora",
+    "stochastic-lora": "lora-stochastic",
+    "adaptformer": "adaptformer",
+    "static": "adapter",
+    "stochastic": "adapter-stochastic",
+    "puma": "puma",
+    "full": "full",
 }
 FIGURES: dict[str, Callable[[page_rows.Kept], Figure]] = {
     "claimed": claimed,

@@ -10,20 +10,23 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.colors import is_color_like, same_color, to_hex
+import yaml
+from matplotlib.colors import is_color_like, rgb_to_hsv, same_color, to_hex, to_rgb
 from matplotlib.container import ErrorbarContainer
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from PIL import Image
 
 import pumalib
-from pumalib import config, figures
+from pumalib import config, figures, paths
 from pumalib.data import Benchmark
-from pumalib.figures import Gap, Look, Picture, Text, style
+from pumalib.figures import Gap, Look, Picture, Text, labels, looks, maps, style
 from pumalib.figures.pictures import PICTURE_WIDTH
 from pumalib.study import printed
 
 DATASETS = ("unified", "a", "b", "harmonic")
+# What the row VPT is called where it is shown
+VPT = "Visual prompt (VPT)"
 
 
 def tidy(*rows):
@@ -70,6 +73,17 @@ def bars(axis):
 def lines(axis):
     """The lines of an axis by label, those without one left out."""
     return {line.get_label(): line for line in axis.lines if not line.get_label().startswith("_")}
+
+
+def is_grey(colour):
+    return rgb_to_hsv(to_rgb(colour))[1] < 0.2
+
+
+def degrees_between(one, other):
+    """How far apart two hues lie on the circle of colours."""
+    hues = [360 * rgb_to_hsv(to_rgb(colour))[0] for colour in (one, other)]
+    apart = abs(hues[0] - hues[1])
+    return min(apart, 360 - apart)
 
 
 def titles(figure):
@@ -214,47 +228,77 @@ class TestLooks:
         assert anew is not figures
         assert {name: anew.looks_of(methods)[name] for name in known} == figures.looks_of(known)
 
-    def test_a_row_of_the_paper_looks_like_its_method(self):
+    def test_a_row_of_the_paper_is_called_as_its_method_and_looks_like_it(self):
         for row, method in printed.METHOD_OF_ROW.items():
-            if row in figures.LOOKS:
-                assert figures.LOOKS[row] == figures.LOOKS[method], row
+            assert figures.shown(row) == figures.shown(method), row
+            assert figures.looks_of([row])[row] == figures.looks_of([method])[method], row
+
+    def test_full_fine_tuning_has_one_name(self):
+        names = ("full", "full fine-tuning", "universal CurricularFace")
+        assert {figures.shown(name) for name in names} == {"Full fine-tuning"}
+
+    def test_the_pages_call_rows_as_the_figures_do(self):
+        rows = yaml.safe_load((paths.ROOT / "docs" / "pages.yaml").read_text())["rows"]
+        assert len(rows) > 15
+        for row in rows.values():
+            assert figures.shown(row["row"]) == row["name"]
+
+    def test_datasets_have_short_names(self):
+        found = set()
+        for file in (paths.ROOT / "data").glob("photos*/split.csv"):
+            found |= set(pd.read_csv(file)["path"].str.partition("/")[0])
+        assert len(found) >= 8
+        assert all(
+            len(figures.shown(name)) <= 10 and "_" not in figures.shown(name) for name in found
+        )
 
     @pytest.mark.parametrize("number", [2, 3, 7])
     def test_the_rows_of_a_table_of_the_paper_are_told_apart(self, number):
         rows = printed.table(number).index
-        assert set(rows) <= set(figures.LOOKS)
+        assert {figures.shown(row) for row in rows} <= set(figures.LOOKS)
         assert len(set(figures.looks_of(rows).values())) == len(rows)
 
-    def test_pumas_colour_is_its_own(self):
-        assert figures.LOOKS["PUMA"] == figures.LOOKS["puma"] == figures.OURS == ("#d55e00", "*")
-        others = [look for look in figures.LOOKS.values() if look != figures.OURS]
-        assert figures.OURS.colour not in [*figures.COLOURS, *(look.colour for look in others)]
+    @pytest.mark.parametrize("colour", [figures.OURS.colour, figures.TRUE, figures.FALSE])
+    def test_a_hue_with_a_meaning_means_nothing_else(self, colour):
+        """PUMA's, that of what is true, and that of what is false; within 25 degrees of hue."""
+        others = {look.colour for look in figures.LOOKS.values() if look != figures.OURS}
+        others |= {*figures.COLOURS, looks.ABOVE, looks.BELOW, figures.GREY, looks.BLACK}
+        others |= {to_hex(hue) for hue in maps._class_colours()}
+        meant = {figures.OURS.colour, figures.TRUE, figures.FALSE}
+        assert figures.looks_of(["puma"])["puma"] == figures.OURS
+        if colour == figures.FALSE:
+            # Brown and amber are of its hue, and of another lightness.
+            assert colour not in others | meant - {colour}
+            return
+        for other in others | meant - {colour}:
+            assert is_grey(other) or degrees_between(colour, other) > 25, other
 
     def test_a_name_without_a_line_is_drawn_by_its_name_alone(self):
         mine = figures.looks_of(["mine"])["mine"]
         # As on every machine and in every process
-        assert mine == Look("#ca9161", "p")
+        assert mine == Look("#8c510a", "p")
         assert figures.looks_of(["PUMA", "VPT", "mine", "other"])["mine"] == mine
         assert figures.looks_of(["other", "mine", "frozen"])["mine"] == mine
 
     def test_names_without_a_line_are_told_apart_within_a_figure(self):
         names = [f"row {number}" for number in range(40)]
-        looks = figures.looks_of(["PUMA", *names, "VPT"])
-        assert list(looks) == ["PUMA", *names, "VPT"]
-        assert len({looks[name].colour for name in names[:9]}) == 9
-        assert len({looks[name] for name in names}) == 40
-        assert looks["VPT"] == figures.LOOKS["VPT"]
+        found = figures.looks_of(["PUMA", *names, "VPT"])
+        assert list(found) == ["PUMA", *names, "VPT"]
+        assert len({found[name].colour for name in names[:9]}) == 9
+        assert len({found[name] for name in names}) == 40
+        assert found["VPT"] == figures.LOOKS[VPT]
 
     def test_a_row_that_comes_later_repaints_none(self):
         names = [f"row {number}" for number in range(12)]
-        looks = figures.looks_of(names)
+        found = figures.looks_of(names)
         for count in range(1, len(names)):
-            assert figures.looks_of(names[:count]).items() <= looks.items()
+            assert figures.looks_of(names[:count]).items() <= found.items()
 
     def test_a_figure_has_them(self):
         table = points(PUMA=1.0, VPT=2.0, mine=3.0)
         drawn = bars(figures.against({"": table}, "x", "y").axes[0])
-        assert {name: bar["look"] for name, bar in drawn.items()} == figures.looks_of(table["row"])
+        expected = figures.looks_of(table["row"].map(figures.shown))
+        assert {name: bar["look"] for name, bar in drawn.items()} == expected
 
 
 class TestIntervals:
@@ -263,12 +307,12 @@ class TestIntervals:
         figure = figures.intervals(table, "R@1 (%)", "what it shows", xlabel="where")
         (axis,) = figure.axes
         assert bars(axis) == {
-            "VPT": {
+            VPT: {
                 "x": pytest.approx([-0.2, 0.8]),
                 "y": [1, 2],
                 "low": [0, 1],
                 "high": [3, 4],
-                "look": figures.LOOKS["VPT"],
+                "look": figures.LOOKS[VPT],
             },
             "PUMA": {
                 "x": pytest.approx([0.2, 1.2]),
@@ -281,7 +325,7 @@ class TestIntervals:
         assert ticks(axis) == ["a", "b"]
         assert (axis.get_xlabel(), axis.get_ylabel()) == ("where", "R@1 (%)")
         assert figure.get_suptitle() == "what it shows"
-        assert legend(figure) == ["VPT", "PUMA"]
+        assert legend(figure) == [VPT, "PUMA"]
 
     def test_one_row_stands_at_its_places_and_needs_no_legend(self):
         figure = figures.intervals(numbers(["PUMA"], ["a", "b"]), "R@1 (%)")
@@ -311,7 +355,7 @@ class TestIntervals:
         assert titles(figure) == ["one", "two"]
         assert [axis.get_ylabel() for axis in figure.axes] == ["points", "seconds"]
         assert [ticks(axis) for axis in figure.axes] == [["1", "2"], ["3"]]
-        assert [list(bars(axis)) for axis in figure.axes] == [["VPT", "PUMA"], ["PUMA"]]
+        assert [list(bars(axis)) for axis in figure.axes] == [[VPT, "PUMA"], ["PUMA"]]
 
     def test_panels_without_data_are_hidden(self):
         parts = [numbers(["PUMA"], ["1"], panel=f"panel {number}") for number in range(5)]
@@ -328,7 +372,7 @@ class TestIntervals:
             [8, 9],
         ]
         assert [line.get_marker() for line in hollow] == [">", "*"]
-        assert list(hollow[0].get_xdata()) == bars(axis)["VPT"]["x"]
+        assert list(hollow[0].get_xdata()) == bars(axis)[VPT]["x"]
 
     def test_zero_is_a_line(self):
         table = numbers(["PUMA"], ["a"])
@@ -345,8 +389,8 @@ class TestIntervals:
         (band,) = [one for one in axis.collections if "FillBetween" in type(one).__name__]
         low, high = band.get_paths()[0].get_extents().intervaly
         assert (low, high) == (0, 5)
-        assert list(bars(axis)) == ["VPT"]
-        assert bars(axis)["VPT"]["x"] == [1]
+        assert list(bars(axis)) == [VPT]
+        assert bars(axis)[VPT]["x"] == [1]
 
     @pytest.mark.parametrize(("length", "angle"), [(3, 0), (40, 40)], ids=["short", "long"])
     def test_long_names_of_places_are_tilted(self, length, angle):
@@ -366,7 +410,7 @@ class TestCurves:
         assert titles(figure) == ["unified", "harmonic"]
         axis = figure.axes[0]
         assert ticks(axis) == ["2", "10"]
-        assert set(lines(axis)) == {"PUMA", "VPT"}
+        assert set(lines(axis)) == {"PUMA", VPT}
         shares = table[table["dataset"] == "unified"].set_index("row")["value"]
         percent = [100 * shares["p 2"], 100 * shares["p 10"]]
         assert list(lines(axis)["PUMA"].get_ydata()) == pytest.approx(percent)
@@ -376,6 +420,19 @@ class TestCurves:
     def test_panels_are_the_columns_asked_for_in_their_order(self):
         figure = figures.curves(tidy("p 10", "p 2"), PLACES, "how many", columns=["b", "unified"])
         assert titles(figure) == ["b", "unified"]
+
+    def test_no_band_leaves_0_to_100_percent(self):
+        table = tidy("p 10", "p 2").assign(low=-0.2, high=1.3)
+        axis = figures.curves(table, PLACES, "how many").axes[0]
+        (band,) = [one for one in axis.collections if "FillBetween" in type(one).__name__]
+        assert tuple(band.get_paths()[0].get_extents().intervaly) == (0, 100)
+
+    def test_lines_have_their_names_at_their_ends(self):
+        figure = figures.curves(tidy("p 10", "p 2", "v 10", "v 2"), PLACES, "how many")
+        assert figure.legends == []
+        first, last = figure.axes
+        assert list(first.texts) == []
+        assert {text.get_text() for text in last.texts} == {"PUMA", VPT}
 
     def test_another_metric_may_be_drawn(self):
         table = pd.concat([tidy("p 10", "p 2"), tidy("p 10", "p 2").assign(metric="RP", value=0.3)])
@@ -390,19 +447,38 @@ class TestAgainst:
         figure = figures.against(panels, "how large", "how good")
         assert titles(figure) == ["here", "there"]
         here, there = (bars(axis) for axis in figure.axes)
-        look = figures.LOOKS["VPT"]
-        assert here["VPT"] == {"x": [2], "y": [20], "low": [19], "high": [22], "look": look}
-        assert there["VPT"] == {"x": [3], "y": [30], "low": [29], "high": [32], "look": look}
+        look = figures.LOOKS[VPT]
+        assert here[VPT] == {"x": [2], "y": [20], "low": [19], "high": [22], "look": look}
+        assert there[VPT] == {"x": [3], "y": [30], "low": [29], "high": [32], "look": look}
         assert {(axis.get_xlabel(), axis.get_ylabel()) for axis in figure.axes} == {
             ("how large", "how good")
         }
-        assert legend(figure) == ["PUMA", "VPT"]
+        # So few points have their names beside them.
+        assert figure.legends == []
+        assert [text.get_text() for text in figure.axes[0].texts] == ["PUMA", VPT]
+
+    def test_many_points_have_a_legend(self):
+        table = points(**{f"row {number}": float(number) for number in range(20)})
+        figure = figures.against({"here": table}, "x", "y")
+        assert len(legend(figure)) == 20
+        assert list(figure.axes[0].texts) == []
+
+    def test_points_may_have_names_of_their_own(self):
+        table = pd.concat([points(here=1.0), points(here=2.0)]).assign(told=["one", "two"])
+        figure = figures.against({"": table}, "x", "y")
+        assert [text.get_text() for text in figure.axes[0].texts] == ["one", "two"]
+
+    def test_unified_and_harmonic_have_one_scale(self):
+        panels = {"unified": points(PUMA=1.0), "harmonic": points(PUMA=5.0), "a": points(PUMA=9.0)}
+        one, two, other = figures.against(panels, "x", "y").axes
+        assert one.get_ylim() == two.get_ylim() != other.get_ylim()
+        assert one.get_ylim()[0] < 9 and one.get_ylim()[1] > 52
 
     def test_a_row_without_a_place_is_a_dashed_line(self):
         table = points(PUMA=1.0, frozen=np.nan).fillna({"value": 7.0})
         (axis,) = figures.against({"": table}, "x", "y").axes
         assert list(bars(axis)) == ["PUMA"]
-        line = lines(axis)["frozen"]
+        line = lines(axis)["Frozen backbone"]
         assert list(line.get_ydata()) == [7, 7]
         assert line.get_linestyle() == "--"
 
@@ -428,16 +504,37 @@ class TestAgainst:
     def test_accuracy_is_drawn_over_millions_of_parameters(self):
         trainable = {"VPT": 2_500_000, "PUMA": 4_000_000, "frozen": 0}
         table = tidy("VPT", "PUMA", "frozen")
+        # All of them shares
+        table[["value", "low", "high"]] *= 0.5
         figure = figures.accuracy_against_parameters(table, trainable)
-        assert titles(figure) == ["harmonic", "unified"]
-        for axis, dataset in zip(figure.axes, ("harmonic", "unified")):
+        assert titles(figure) == ["unified", "harmonic"]
+        for axis, dataset in zip(figure.axes, ("unified", "harmonic")):
             shares = table[table["dataset"] == dataset].set_index("row")["value"]
             drawn = bars(axis)
-            assert (drawn["VPT"]["x"], drawn["PUMA"]["x"]) == ([2.5], [4])
-            assert drawn["VPT"]["y"] == pytest.approx([100 * shares["VPT"]])
-            assert drawn["PUMA"]["high"] == pytest.approx([100 * shares["PUMA"] + 20])
-            assert lines(axis)["frozen"].get_ydata()[0] == pytest.approx(100 * shares["frozen"])
+            assert (drawn[VPT]["x"], drawn["PUMA"]["x"]) == ([2.5], [4])
+            assert drawn[VPT]["y"] == pytest.approx([100 * shares["VPT"]])
+            assert drawn["PUMA"]["high"] == pytest.approx([100 * shares["PUMA"] + 10])
+            assert lines(axis)["Frozen backbone"].get_ydata()[0] == pytest.approx(
+                100 * shares["frozen"]
+            )
             assert axis.get_xscale() == "log"
+
+
+class TestLabels:
+    def test_names_at_ends_keep_their_order_and_their_distance(self):
+        heights = [10.0, 12.0, 11.0, 50.0]
+        told = labels._apart(heights, 10.0)
+        assert told == pytest.approx([1, 21, 11, 50])
+        assert labels._apart([5.0, 30.0], 10.0) == [5, 30]
+
+    def test_names_of_points_do_not_overlap_where_there_is_room(self):
+        near = {f"name {number}": 1.0 + number / 1000 for number in range(4)}
+        (axis,) = figures.against({"": points(**near)}, "x", "y").axes
+        axis.get_figure().draw_without_rendering()
+        boxes = [text.get_window_extent() for text in axis.texts]
+        assert len(boxes) == 4
+        for one, other in itertools.combinations(boxes, 2):
+            assert not one.shrunk(0.9, 0.7).overlaps(other.shrunk(0.9, 0.7))
 
 
 class TestGains:
@@ -464,15 +561,43 @@ class TestGains:
         assert drawn["across 0, or one seed"]["low"] == [-1, 2]
         assert drawn["across 0, or one seed"]["high"] == [2, 4]
         colours = [drawn[name]["look"].colour for name in ("interval above 0", "below 0")]
-        assert colours == [figures.TRUE, figures.FALSE]
+        assert colours == [looks.ABOVE, looks.BELOW]
         assert legend(figure) == ["interval above 0", "below 0", "across 0, or one seed"]
 
     def test_the_first_difference_is_on_top_and_named_once(self):
         left, right = figures.gains(self.DIFFERENCES).axes
+        names = {label.get_text(): y for label, y in zip(left.get_yticklabels(), left.get_yticks())}
+        assert names == {"above": 0, "below": -1, "across": -2, "one seed": -3}
+        assert {label.get_text() for label in right.get_yticklabels()} <= {""}
+        assert bars(left)["interval above 0"]["y"] == bars(right)["interval above 0"]["y"] == [0]
+
+    def test_all_panels_have_one_scale(self):
+        left, right = figures.gains(self.DIFFERENCES).axes
+        assert left.get_xlim() == right.get_xlim()
+        assert left.get_xlim()[0] < -2 and left.get_xlim()[1] > 4
+
+    def test_differences_that_share_a_row_stand_below_its_name(self):
+        pairs = ["puma over full", "vpt over frozen", "puma over lora", "linear over frozen"]
+        pairs.append("static over lora")
+        table = pd.DataFrame({"difference": pairs, "of": "unified", "points": range(5)})
+        (axis,) = figures.gains(table.assign(low=0.0, high=9.0, p=0.5)).axes
+        labels = axis.get_yticklabels()
+        assert [label.get_text() for label in labels] == [
+            *("PUMA minus ...", "Full fine-tuning", "LoRA"),
+            *("... minus Frozen backbone", VPT, "Linear embedding"),
+            *("Others", "Adapter, static minus LoRA"),
+        ]
+        assert [label.get_fontweight() == "bold" for label in labels] == [
+            *(True, False, False, True, False, False, True, False)
+        ]
+        drawn = bars(axis)["across 0, or one seed"]
+        assert dict(zip(drawn["x"], drawn["y"])) == {0: -1, 2: -2, 1: -4, 3: -5, 4: -7}
+
+    def test_headings_of_ones_own(self):
+        table = self.DIFFERENCES.assign(group=["one", "two", "one", "two", "one"])
+        left = figures.gains(table).axes[0]
         names = [label.get_text() for label in left.get_yticklabels()]
-        assert names == ["one seed", "across", "below", "above"]
-        assert {label.get_text() for label in right.get_yticklabels()} == {""}
-        assert bars(left)["interval above 0"]["y"] == bars(right)["interval above 0"]["y"] == [3]
+        assert names == ["one", "above", "across", "two", "below", "one seed"]
 
     def test_without_p_all_are_of_one_seed(self):
         figure = figures.gains(self.DIFFERENCES.drop(columns="p"))
@@ -503,37 +628,70 @@ def test_a_waffle_has_a_square_for_each_of_its_whole():
     assert squares["dogs 2"] == [[3, 1], [3, 2]]
 
 
-def test_verdicts_are_squares_by_claim_and_section():
-    columns = ["section", "claim", "print", "here"]
-    card = pd.DataFrame(
+class TestVerdicts:
+    LONG = " ".join(["a claim of many words"] * 8)
+    CARD = pd.DataFrame(
         [
-            ("5.2", "third", "not printed", "undecided"),
-            ("5.1", "first", "holds", "supported"),
-            ("5.1", "second " * 30, "fails", "contradicted"),
+            ("5.1", "small", "holds", "undecided", 2, "a over b, unified: +0.5 [-1.0, +2.0]"),
+            ("5.2", LONG, "fails", "contradicted", 1, "c over d, harmonic: -2.0 [-3.0, -1.0]; it"),
+            ("5.3", "large", "holds", "contradicted", 3, "e over f, small: -7.5 [-9.0, -6.0]"),
+            ("5.4", "true", "not printed", "supported", 1, "g over h, cub: +3.0 [+2.0, +4.0]"),
+            (
+                "5.5",
+                "a time",
+                "not printed",
+                "supported",
+                1,
+                "i over j, slope: +1.25 [+1.00, +1.50]",
+            ),
+            ("5.6", "no row", "holds", "not testable", 0, "no kept table has it"),
+            (
+                "5.6",
+                "... and more",
+                "holds",
+                "undecided",
+                1,
+                "k over l, unified: +0.1 [-1.0, +1.2]",
+            ),
         ],
-        columns=columns,
+        columns=["section", "claim", "print", "here", "pairs", "why"],
     )
-    (axis,) = figures.verdicts(card).axes
-    assert ticks(axis) == ["print", "here"]
-    names = [label.get_text() for label in axis.get_yticklabels()]
-    assert names[0] == "5.2 third"
-    assert names[1].startswith("5.1 second") and names[1].endswith("[...]") and len(names[1]) <= 90
-    assert names[2] == "5.1 first"
-    squares = {}
-    for dots in axis.collections:
-        for x, y in dots.get_offsets():
-            faces = dots.get_facecolor()
-            squares[int(x), int(y)] = to_hex(faces[0]) if len(faces) else "none"
-    assert squares == {
-        (0, 0): "none",
-        (1, 0): figures.GREY,
-        (0, 1): figures.FALSE,
-        (1, 1): figures.FALSE,
-        (0, 2): figures.TRUE,
-        (1, 2): figures.TRUE,
-    }
-    # A line between the sections
-    assert [line.get_ydata()[0] for line in axis.lines] == [0.5]
+
+    def test_contradicted_first_and_of_each_verdict_the_largest(self):
+        left, axis = figures.verdicts(self.CARD).axes
+        sentences = [" ".join(text.get_text().split()) for text in left.texts]
+        assert sentences == [
+            "large (5.3)",
+            f"{self.LONG} (5.2)",
+            "true (5.4)",
+            "a time (5.5)",
+            "small (5.1)",
+            "no row ... and more (5.6)",
+        ]
+        drawn = bars(axis)
+        assert drawn["contradicted"]["x"] == [-7.5, -2]
+        assert drawn["contradicted"]["low"] == [-9, -3]
+        assert drawn["undecided"]["high"] == [2, 1.2]
+        assert drawn["supported"]["x"] == [3]
+        colours = {name: bar["look"].colour for name, bar in drawn.items()}
+        assert colours == {
+            "contradicted": figures.FALSE,
+            "supported": figures.TRUE,
+            "undecided": figures.GREY,
+        }
+
+    def test_each_has_its_numbers_and_its_own_print(self):
+        figure = figures.verdicts(self.CARD)
+        said = [text.get_text() for text in figure.axes[1].texts]
+        assert said[:4] == ["-7.5 [-9.0, -6.0]", "holds", "-2.0 [-3.0, -1.0]", "fails"]
+        assert "+1.25 [+1.00, +1.50]" in said
+        assert figure.get_suptitle() == "6 claims were judged; 1 more cannot be by these runs"
+
+    def test_without_a_print_there_is_no_column_for_it(self):
+        figure = figures.verdicts(self.CARD.assign(print="not printed"))
+        said = [text.get_text() for text in figure.axes[1].texts]
+        assert not {"holds", "not printed", "in print"} & set(said)
+        assert said[0] == "-7.5 [-9.0, -6.0]"
 
 
 class TestHeatmap:
@@ -574,16 +732,16 @@ def test_an_embedding_map_shows_datasets_and_the_classes_of_one(benchmark):
     assert titles(figure) == [
         "PUMA, by dataset",
         "a by class (6; hues repeat)",
-        "frozen, by dataset",
+        "Frozen backbone, by dataset",
         "a by class (6; hues repeat)",
     ]
     left, right = figure.axes[:2]
     first, second = left.collections
     assert first.get_offsets().tolist() == [[n, -n] for n in range(24)]
     assert second.get_offsets().tolist() == [[n, -n] for n in range(24, 42)]
-    looks = figures.looks_of(["a", "b"])
-    assert same_color(first.get_facecolor()[0], looks["a"].colour)
-    assert same_color(second.get_facecolor()[0], looks["b"].colour)
+    drawn = figures.looks_of(["a", "b"])
+    assert same_color(first.get_facecolor()[0], drawn["a"].colour)
+    assert same_color(second.get_facecolor()[0], drawn["b"].colour)
     assert legend(figure) == ["a", "b"]
 
     below, classes = right.collections
@@ -703,7 +861,10 @@ class TestPictures:
         assert pictures[3][0] == pictures[1][0]
         assert pictures[3][1] > pictures[1][1]
         said = [text.get_text() for text in axis.texts if text.get_text()]
-        assert said == ["a\nclass 1", "PUMA", "frozen", "b\nclass 7", "PUMA", "frozen"]
+        assert said == [
+            *("a\nclass 1", "PUMA", "Frozen backbone"),
+            *("b\nclass 7", "PUMA", "Frozen backbone"),
+        ]
 
     def test_embedded_pictures_are_shown_too(self, benchmark):
         images = benchmark.images.assign(path=[str(row) for row in benchmark.images.index])
@@ -734,7 +895,10 @@ class TestSaved:
     def test_the_same_bytes_twice(self, name, benchmark, tmp_path):
         one = figures.save(FIGURES[name](benchmark), tmp_path / "one" / f"{name}.png")
         two = figures.save(FIGURES[name](benchmark), tmp_path / "two" / f"{name}.png")
-        assert one.read_bytes() == two.read_bytes()
+        for ending in (".png", ".svg", ".pdf"):
+            first = one.with_suffix(ending).read_bytes()
+            assert len(first) > 1000
+            assert first == two.with_suffix(ending).read_bytes(), ending
 
     def test_a_png_of_256_colours_without_a_date_or_a_version(self, tmp_path):
         figure = figures.against({"title": points(PUMA=1.0)}, "x", "y")
@@ -745,7 +909,15 @@ class TestSaved:
         assert saved.info.keys() <= {"dpi"}
         width, height = figure.get_size_inches()
         assert saved.size == (int(150 * width), int(150 * height))
-        assert [file.name for file in path.parent.iterdir()] == ["figure.png"]
+        names = sorted(file.name for file in path.parent.iterdir())
+        assert names == ["figure.pdf", "figure.png", "figure.svg"]
+
+    @pytest.mark.parametrize(("ending", "start"), [(".svg", b"<?xml"), (".pdf", b"%PDF")])
+    def test_a_vector_figure_may_stand_alone(self, ending, start, tmp_path):
+        figure = figures.against({"title": points(PUMA=1.0)}, "x", "y")
+        path = figures.save(figure, tmp_path / f"figure{ending}")
+        assert path.read_bytes().startswith(start)
+        assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
     @pytest.mark.parametrize("name", FIGURES)
     def test_pyplot_keeps_none_else_a_notebook_shows_it_twice(self, name, benchmark):
@@ -771,7 +943,7 @@ class TestTheTrial:
         )
         figure = figures.tuning_curves(table, 0.5, 8)
         puma, full = [axis for axis in figure.axes if axis.axison]
-        assert puma.get_title() == "puma\nadapter_scale: 0.1, 1"
+        assert puma.get_title() == "PUMA\nadapter_scale: 0.1, 1"
         assert puma.get_ylim() == full.get_ylim()
         drawn = [list(line.get_ydata()) for line in puma.lines]
         assert [60, 70] in [list(np.round(values, 9)) for values in drawn]
@@ -791,7 +963,7 @@ class TestTheTrial:
         panels = dict.fromkeys("abcd", pd.concat([small, blank]))
         figure = figures.where_it_wins(of_sets, panels, "told")
         large, *others = figure.axes
-        assert [text.get_text() for text in large.texts][:2] == ["birds", "cars"]
+        assert [text.get_text() for text in large.texts][:2] == ["birds_cub", "cars"]
         assert {"mini", "mini, one seed"} == set(legend(figure))
         assert bars(large)["mini"]["y"] == [3]
         assert bars(large)["mini"]["high"] == [6]

@@ -1,14 +1,14 @@
 """The study's figures, each a function from tables to a matplotlib Figure.
 
-Read `looks` first: a name has one colour and one marker in all figures, and PUMA is drawn on top.
+Read `looks` first: a row is called and drawn the same in all figures, and PUMA is drawn on top.
 Tables are such as `study.Results.tidy`.  Importing this changes no setting of matplotlib or pandas:
 a notebook calls `use_style` first, so that it shows its figures in their style and its tables
 whole.
 """
 
-from .claimed import claimed_and_measured
-from .looks import COLOURS, FALSE, GREY, LOOKS, OURS, TRUE, Look, looks_of
-from .maps import embedding_map, field, heatmap, verdicts, waffle
+from .claimed import claimed_and_measured, verdicts
+from .looks import COLOURS, FALSE, GREY, LOOKS, NAMES, OURS, TRUE, Look, looks_of, shown
+from .maps import embedding_map, field, heatmap, waffle
 from .panels import accuracy_against_parameters, against, curves, gains, intervals
 from .pictures import Gap, Picture, Text, contact_sheet, picture_grid, retrieval_grid
 from .style import STYLE, save, use_style
@@ -19,6 +19,7 @@ __all__ = [
     "FALSE",
     "GREY",
     "LOOKS",
+    "NAMES",
     "OURS",
     "STYLE",
     "TRUE",
@@ -40,6 +41,7 @@ __all__ = [
     "picture_grid",
     "retrieval_grid",
     "save",
+    "shown",
     "tuning_curves",
     "use_style",
     "verdicts",

@@ -1,11 +1,16 @@
-"""What a paper claims beside what was measured: one panel, a line per comparison."""
+"""What a paper claims beside what was measured: a line per comparison, or per claim."""
 
+import textwrap
+from typing import Any
+
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .looks import BLACK, BLUE, GREY
-from .style import empty_panels, finish, styled
+from ..study import claims
+from .looks import BLACK, BLUE, FALSE, GREY, OURS, TRUE
+from .style import PAGE_WIDTH, empty_panels, finish, styled
 
 # Inches: of a figure that GitHub shows without making it smaller.
 WIDTH = 7.5
@@ -47,8 +52,11 @@ def claimed_and_measured(table: pd.DataFrame, ours: str, unit: str) -> Figure:
 
 def _name_sides(axis: Axes, ours: str) -> None:
     """Who is higher on which side of zero, above the panel."""
-    sides = [("← rival higher", -8, "right"), (f"{ours} higher →", 8, "left")]
-    for said, shift, side in sides:
+    sides = [
+        ("← rival higher", -8, "right", GREY),
+        (f"{ours} higher →", 8, "left", OURS.colour),
+    ]
+    for said, shift, side, colour in sides:
         axis.annotate(
             said,
             (0, 1),
@@ -57,5 +65,115 @@ def _name_sides(axis: Axes, ours: str) -> None:
             textcoords="offset points",
             horizontalalignment=side,
             verticalalignment="bottom",
-            color=GREY,
+            color=colour,
         )
+
+
+# ---- verdicts on claims
+
+# What a verdict is drawn in: true, false, or neither.
+VERDICTS = {"contradicted": FALSE, "supported": TRUE, "undecided": GREY}
+# Letters of a claim in a line.
+LETTERS = 66
+# Points from the panel to its columns at the right.
+NUMBERS = 6
+IN_PRINT = 104
+
+
+@styled
+def verdicts(card: pd.DataFrame) -> Figure:
+    """Claims that could be judged, with the difference that decides each and its interval.
+
+    `card` as of `study.scorecard`: section, claim, print, here, pairs and why.  Contradicted claims
+    stand on top, then the supported and the undecided, of each the largest difference first.  Where
+    the paper prints the rows of a claim, its own tables' verdict stands beside.
+    """
+    card = card.assign(claim=_whole_claims(card["claim"]))
+    judged = _by_weight(card[card["pairs"] > 0])
+    sentences = [_sentence(one) for one in judged.itertuples()]
+    lines = [text.count("\n") + 1 for text in sentences]
+    heights = [0.14 + 0.155 * count for count in lines]
+    figure, axes = empty_panels(1, 2, PAGE_WIDTH, 1.2 + sum(heights))
+    axes[0, 0].get_gridspec().set_width_ratios([1.15, 1])
+    left, axis = axes[0]
+
+    tops = -np.cumsum([0, *heights])
+    middles = tops[:-1] - np.array(heights) / 2
+    for y, text in zip(middles, sentences, strict=True):
+        left.text(0, y, text, va="center", fontsize=8, linespacing=1.2)
+    for verdict, colour in VERDICTS.items():
+        is_so = (judged["here"] == verdict).to_numpy()
+        _draw_effects(axis, judged[is_so], middles[is_so], colour, verdict)
+    _write_effects(axis, judged, middles)
+    axis.axvline(0, color=BLACK, linewidth=1, zorder=1)
+    largest = judged.loc[judged["in_points"], "value"].abs().max()
+    reach = 1.5 * max(1.0, largest if largest > 0 else 1.0)
+    axis.set(yticks=[], xlim=(-reach, reach), xlabel="points of R@1 in the comparison that decides")
+    for one in (left, axis):
+        one.set_ylim(tops[-1], 0)
+        one.hlines(tops[1:-1], 0, 1, transform=one.get_yaxis_transform(), color="#dddddd", lw=0.6)
+    left.set_xlim(0, 1)
+    left.axis("off")
+    finish(figure, axes[:, 1:])
+    others = len(card) - len(judged)
+    figure.suptitle(f"{len(judged)} claims were judged; {others} more cannot be by these runs")
+    return figure
+
+
+def _whole_claims(claims_of_card: pd.Series) -> list[str]:
+    """The claims, those that go on from the one before ("... and ...") with it in front."""
+    whole: list[str] = []
+    for claim in claims_of_card:
+        if claim.startswith("... "):
+            claim = f"{whole[-1]} {claim}"
+        whole.append(claim)
+    return whole
+
+
+def _by_weight(card: pd.DataFrame) -> pd.DataFrame:
+    """The claims with value, low, high and in_points, in the order in which they are drawn."""
+    effects = [claims.effect_of(why) for why in card["why"]]
+    card = card.assign(
+        value=[one.value for one in effects],
+        low=[one.low for one in effects],
+        high=[one.high for one in effects],
+        in_points=[one.in_points for one in effects],
+    )
+    order = card["here"].map(list(VERDICTS).index)
+    size = -card["value"].abs().where(card["in_points"], 0)
+    return card.assign(order=order, size=size).sort_values(["order", "size"], kind="stable")
+
+
+def _sentence(one: Any) -> str:
+    return textwrap.fill(f"{one.claim}  ({one.section})", LETTERS)
+
+
+def _draw_effects(axis: Axes, part: pd.DataFrame, y: np.ndarray, colour: str, verdict: str) -> None:
+    """The differences that decide; what is no difference of accuracies has only its number."""
+    drawn = part["in_points"].to_numpy(bool)
+    if not drawn.any():
+        return
+    value = part.loc[drawn, "value"]
+    spread = np.stack([value - part.loc[drawn, "low"], part.loc[drawn, "high"] - value])
+    axis.errorbar(value, y[drawn], xerr=spread, fmt="o", color=colour, label=verdict)
+
+
+def _write_effects(axis: Axes, card: pd.DataFrame, middles: np.ndarray) -> None:
+    """At the right the numbers of a claim, and what its own tables say where it has some."""
+    is_printed = (card["print"] != "not printed").any()
+    for y, one in zip(middles, card.itertuples(), strict=True):
+        decimals = 1 if one.in_points else 2
+        numbers = f"{one.value:+.{decimals}f} [{one.low:+.{decimals}f}, {one.high:+.{decimals}f}]"
+        beside: dict[str, Any] = {"xycoords": axis.get_yaxis_transform(), "va": "center"}
+        _write_at_right(axis, numbers, y, NUMBERS, color=VERDICTS[one.here], **beside)
+        if is_printed:
+            _write_at_right(axis, one.print, y, IN_PRINT, **beside)
+    above: dict[str, Any] = {"xycoords": "axes fraction", "va": "bottom", "weight": "bold"}
+    _write_at_right(axis, "decides", 1, NUMBERS, **above)
+    if is_printed:
+        _write_at_right(axis, "in print", 1, IN_PRINT, **above)
+
+
+def _write_at_right(axis: Axes, text: str, y: float, away: float, **settings: Any) -> None:
+    """A text beside a panel, so many points away from it."""
+    axis.annotate(text, (1, y), (away, 0), textcoords="offset points", fontsize=8, **settings)

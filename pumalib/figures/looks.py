@@ -1,7 +1,12 @@
-"""The table of looks: a colour and a marker for each name, the same in every figure.
+"""The tables of names and looks: what a row is called, its colour and its marker, in every figure.
 
-A method, a loss, a dataset or a row is drawn as its line of `LOOKS` says.  A name without a line
-gets a look that depends on the name alone, so that adding one never repaints another.
+A method, a loss, a dataset or a row is shown under the name that `NAMES` gives it, and drawn as the
+line of `LOOKS` for that name says: `full` and `universal CurricularFace` are one.  A name without a
+line is shown as it is, and gets a look that depends on the name alone, so that adding one never
+repaints another.
+
+Three hues have one meaning each, wherever they are drawn: PUMA's is its own, green is true, and
+vermilion is false.
 """
 
 import zlib
@@ -9,28 +14,31 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-# seaborn's palette "colorblind", of which vermilion is PUMA's alone.
+# Apart for a colour-blind reader, and none of them green, vermilion or PUMA's.
 BLUE = "#0173b2"
-ORANGE = "#de8f05"
-GREEN = "#029e73"
-VERMILION = "#d55e00"
-PURPLE = "#cc78bc"
-BROWN = "#ca9161"
-PINK = "#fbafe4"
-SILVER = "#949494"
-YELLOW = "#ece133"
+AMBER = "#de8f05"
+INDIGO = "#5e4fa2"
+LILAC = "#9c8ad2"
+BROWN = "#8c510a"
+TAN = "#ca9161"
+SLATE = "#708090"
+YELLOW = "#c9b400"
 SKY = "#56b4e9"
 BLACK = "#222222"
 DARK_GREY = "#555555"
 
 # What names without a line take in turn.
-COLOURS = [BLUE, ORANGE, GREEN, PURPLE, BROWN, PINK, SILVER, YELLOW, SKY]
+COLOURS = [BLUE, AMBER, INDIGO, LILAC, BROWN, TAN, SLATE, YELLOW, SKY]
 MARKERS = ["X", "P", "d", "p", "h"]
 
-# Right, wrong, and neither: a colour-blind reader tells them apart.
+# True, false, and neither.
 TRUE = "#009e73"
 FALSE = "#d55e00"
 GREY = "#888888"
+
+# A difference whose interval lies above zero, and one below: neither is right or wrong.
+ABOVE = BLUE
+BELOW = AMBER
 
 
 class Look(NamedTuple):
@@ -40,150 +48,238 @@ class Look(NamedTuple):
     marker: str
 
 
-OURS = Look(VERMILION, "*")
+OURS = Look("#c8106e", "*")
 
+
+# ---- names
+
+# Of the paper's losses inside a name; alone they begin with a capital.
+LOSSES = {
+    "Triplet": "triplet",
+    "Margin": "Margin",
+    "MS": "multi-similarity",
+    "PA": "Proxy-Anchor",
+    "Hyp": "Hyp",
+    "SoftTriple": "SoftTriple",
+    "CosFace": "CosFace",
+    "ArcFace": "ArcFace",
+    "CurricularFace": "CurricularFace",
+}
+
+
+def capital(name: str) -> str:
+    """`name` with a capital at its beginning, and otherwise as it is."""
+    return name[:1].upper() + name[1:]
+
+
+# What is shown for a name of a run, of a row of the paper or of a dataset.
+NAMES: dict[str, str] = {
+    "frozen": "Frozen backbone",
+    "pretrained": "Frozen backbone",
+    "full": "Full fine-tuning",
+    "full fine-tuning": "Full fine-tuning",
+    # Full fine-tuning, one model for all datasets, or a model for each (Table 2)
+    **{f"universal {key}": f"Full, {name}" for key, name in LOSSES.items()},
+    **{f"specific {key}": f"{capital(name)}, a model per dataset" for key, name in LOSSES.items()},
+    "universal CurricularFace": "Full fine-tuning",
+    "specific CurricularFace": "Full, a model per dataset",
+    # Methods, as pumalib.config and the paper name them (Tables 2, 3 and 7)
+    "linear": "Linear embedding",
+    "linear, untrained": "Linear embedding, untrained",
+    "Linear Emb.": "Linear embedding",
+    "mlp3": "MLP-3",
+    "MLP-3 Emb.": "MLP-3",
+    "vpt": "Visual prompt (VPT)",
+    "VPT": "Visual prompt (VPT)",
+    "single": "Visual prompt (VPT)",
+    "vpt-deep": "Visual prompts, deep",
+    "prompt-pool": "Prompt pool",
+    "conditional": "Prompt pool",
+    "lora": "LoRA",
+    "lora-stochastic": "Stochastic LoRA",
+    "adaptformer": "AdaptFormer",
+    "adapter": "Adapter, static",
+    "static": "Adapter, static",
+    "adapter-stochastic": "Adapter, stochastic",
+    "stochastic": "Adapter, stochastic",
+    "vpt+adapter": "VPT + static adapter",
+    "single + static": "VPT + static adapter",
+    "puma": "PUMA",
+    "universal PUMA": "PUMA",
+    "conditional + stochastic": "PUMA",
+    "specific PUMA": "PUMA, a model per dataset",
+    "puma+lora": "PUMA + LoRA",
+    "puma+lora-stochastic": "PUMA + stochastic LoRA",
+    "PUMA + Stochastic LoRA": "PUMA + stochastic LoRA",
+    # Backbones and dimensions (Tables 4 and 6)
+    "frozen ViT-S": "Frozen ViT-S",
+    "frozen ViT-B": "Frozen ViT-B",
+    "frozen ViT-L": "Frozen ViT-L",
+    "CurricularFace ViT-S/16 128": "Full, ViT-S, 128",
+    "CurricularFace ViT-S/16 512": "Full, ViT-S, 512",
+    "CurricularFace ViT-B/16 128": "Full, ViT-B, 128",
+    "PUMA ViT-S/16 128": "PUMA, ViT-S, 128",
+    "PUMA ViT-S/16 512": "PUMA, ViT-S, 512",
+    "PUMA ViT-B/16 128": "PUMA, ViT-B, 128",
+    # Losses, as the paper and as pumalib.losses name them, and the triplet loss with its miners
+    **{key: capital(name) for key, name in LOSSES.items()},
+    "MS + XBM": "Multi-similarity + XBM",
+    "plain triplets": "Triplets, plain",
+    "triplet": "Triplet",
+    "triplet random": "Triplet, random",
+    "triplet all": "Triplet, all",
+    "triplet, all": "Triplet, all",
+    "triplet semihard": "Triplet, semi-hard",
+    "triplet batchhard": "Triplet, batch-hard",
+    "triplet, batch-hard": "Triplet, batch-hard",
+    "contrastive": "Contrastive",
+    "npair": "N-pair",
+    "margin": "Margin",
+    "ms": "Multi-similarity",
+    "supcon": "SupCon",
+    "proxynca": "ProxyNCA",
+    "proxynca++": "ProxyNCA++",
+    "proxyanchor": "Proxy-Anchor",
+    "proxygml": "ProxyGML",
+    "crossentropy": "Cross-entropy",
+    "normsoftmax": "NormSoftmax",
+    "softtriple": "SoftTriple",
+    "cosface": "CosFace",
+    "arcface": "ArcFace",
+    "curricularface": "CurricularFace",
+    "hyp": "Hyp",
+    "direction": "Direction",
+    # Datasets of photographs
+    "animals_tinyimagenet": "animals",
+    "birds_cub50": "birds",
+    "cars_196": "cars",
+    "characters_omniglot": "characters",
+    "emoji_emojione": "emoji",
+    "faces_orl": "faces",
+    "flowers_17": "flowers",
+    "objects_caltech": "objects",
+}
+
+
+def shown(name: object) -> str:
+    """What a name is called where it is shown."""
+    return NAMES.get(str(name), str(name))
+
+
+# ---- looks
+
+# By the names that are shown.
 LOOKS: dict[str, Look] = {
     # What the others start from: a dash
-    "frozen": Look(DARK_GREY, "_"),
-    "pretrained": Look(DARK_GREY, "_"),
-    # Full fine-tuning
-    "full": Look(BLACK, "s"),
-    "full fine-tuning": Look(BLACK, "s"),
-    "full fine-tuning, 512": Look(BLUE, "X"),
-    # PUMA
-    "puma": OURS,
+    "Frozen backbone": Look(DARK_GREY, "_"),
+    "Full fine-tuning": Look(BLACK, "s"),
+    "Full fine-tuning, 512": Look(BLUE, "X"),
     "PUMA": OURS,
-    "universal PUMA": OURS,
-    "conditional + stochastic": OURS,
-    "PUMA, 512": Look(ORANGE, "P"),
-    "PUMA, first half": Look(GREEN, "d"),
-    # Methods, as pumalib.config names them
-    "linear": Look(GREEN, "v"),
-    "mlp3": Look(PURPLE, "<"),
-    "vpt": Look(BROWN, ">"),
-    "vpt-deep": Look(PINK, "D"),
-    "lora": Look(SILVER, "^"),
-    "lora-stochastic": Look(YELLOW, "v"),
-    "adaptformer": Look(SKY, "<"),
-    "adapter": Look(BLUE, ">"),
-    "adapter-stochastic": Look(ORANGE, "D"),
-    "prompt-pool": Look(GREEN, "^"),
-    "vpt+adapter": Look(PURPLE, "v"),
-    "puma+lora": Look(PINK, ">"),
-    "puma+lora-stochastic": Look(SILVER, "D"),
-    # The same methods, as the paper names them (Tables 2, 3 and 7)
-    "Linear Emb.": Look(GREEN, "v"),
-    "MLP-3 Emb.": Look(PURPLE, "<"),
-    "VPT": Look(BROWN, ">"),
-    "LoRA": Look(SILVER, "^"),
+    "PUMA, 512": Look(AMBER, "P"),
+    "PUMA, first half": Look(INDIGO, "d"),
+    # Methods
+    "Linear embedding": Look(INDIGO, "v"),
+    "MLP-3": Look(LILAC, "<"),
+    "Visual prompt (VPT)": Look(BROWN, ">"),
+    "Visual prompts, deep": Look(TAN, "D"),
+    "Prompt pool": Look(TAN, "^"),
+    "LoRA": Look(SLATE, "^"),
     "Stochastic LoRA": Look(YELLOW, "v"),
     "AdaptFormer": Look(SKY, "<"),
-    "PUMA + LoRA": Look(PINK, ">"),
-    "PUMA + Stochastic LoRA": Look(SILVER, "D"),
-    "single": Look(BROWN, ">"),
-    "conditional": Look(GREEN, "^"),
-    "static": Look(BLUE, ">"),
-    "stochastic": Look(ORANGE, "D"),
-    "single + static": Look(PURPLE, "v"),
+    "Adapter, static": Look(BLUE, ">"),
+    "Adapter, stochastic": Look(AMBER, "D"),
+    "VPT + static adapter": Look(LILAC, "v"),
+    "PUMA + LoRA": Look(TAN, ">"),
+    "PUMA + stochastic LoRA": Look(SLATE, "D"),
     # Full fine-tuning, a model for each dataset (Table 2)
-    "specific Triplet": Look(BLUE, "o"),
-    "specific Margin": Look(ORANGE, "o"),
-    "specific MS": Look(GREEN, "o"),
-    "specific PA": Look(PURPLE, "o"),
-    "specific Hyp": Look(BROWN, "o"),
-    "specific SoftTriple": Look(PINK, "o"),
-    "specific CosFace": Look(SILVER, "o"),
-    "specific ArcFace": Look(YELLOW, "o"),
-    "specific CurricularFace": Look(SKY, "o"),
+    "Triplet, a model per dataset": Look(BLUE, "o"),
+    "Margin, a model per dataset": Look(AMBER, "o"),
+    "Multi-similarity, a model per dataset": Look(INDIGO, "o"),
+    "Proxy-Anchor, a model per dataset": Look(LILAC, "o"),
+    "Hyp, a model per dataset": Look(BROWN, "o"),
+    "SoftTriple, a model per dataset": Look(TAN, "o"),
+    "CosFace, a model per dataset": Look(SLATE, "o"),
+    "ArcFace, a model per dataset": Look(YELLOW, "o"),
+    "Full, a model per dataset": Look(SKY, "o"),
     # Full fine-tuning, one model for all datasets (Table 2)
-    "universal Triplet": Look(BLUE, "s"),
-    "universal Margin": Look(ORANGE, "s"),
-    "universal MS": Look(GREEN, "s"),
-    "universal PA": Look(PURPLE, "s"),
-    "universal Hyp": Look(BROWN, "s"),
-    "universal SoftTriple": Look(PINK, "s"),
-    "universal CosFace": Look(SILVER, "s"),
-    "universal ArcFace": Look(YELLOW, "s"),
-    "universal CurricularFace": Look(BLACK, "s"),
+    "Full, triplet": Look(BLUE, "s"),
+    "Full, Margin": Look(AMBER, "s"),
+    "Full, multi-similarity": Look(INDIGO, "s"),
+    "Full, Proxy-Anchor": Look(LILAC, "s"),
+    "Full, Hyp": Look(BROWN, "s"),
+    "Full, SoftTriple": Look(TAN, "s"),
+    "Full, CosFace": Look(SLATE, "s"),
+    "Full, ArcFace": Look(YELLOW, "s"),
     # Kinds of models (Table 10)
-    "specific models": Look(BLUE, "X"),
-    "universal models": Look(ORANGE, "P"),
-    "best CNN": Look(GREEN, "d"),
-    # Any method with a loss of the paper (Tables 5 and 8)
+    "A model per dataset": Look(BLUE, "X"),
+    "One model for all": Look(AMBER, "P"),
+    "Best CNN": Look(INDIGO, "d"),
+    # Losses: any method with one of the paper (Tables 5 and 8), and the others of pumalib.losses
     "Triplet": Look(BLUE, "8"),
-    "Margin": Look(ORANGE, "8"),
-    "MS": Look(GREEN, "8"),
-    "PA": Look(PURPLE, "8"),
+    "Margin": Look(AMBER, "8"),
+    "Multi-similarity": Look(INDIGO, "8"),
+    "Proxy-Anchor": Look(LILAC, "8"),
     "Hyp": Look(BROWN, "8"),
-    "SoftTriple": Look(PINK, "8"),
-    "CosFace": Look(SILVER, "8"),
+    "SoftTriple": Look(TAN, "8"),
+    "CosFace": Look(SLATE, "8"),
     "ArcFace": Look(YELLOW, "8"),
     "CurricularFace": Look(SKY, "8"),
     "SupCon": Look(BLUE, "X"),
-    "ProxyNCA++": Look(ORANGE, "P"),
+    "ProxyNCA++": Look(AMBER, "P"),
     "Triplet + XBM": Look(BLUE, "X"),
-    "MS + XBM": Look(ORANGE, "P"),
-    # Losses, as pumalib.losses names them, and the triplet loss with its miners
-    "plain triplets": Look(BLUE, "h"),
-    "triplet random": Look(BLUE, "X"),
-    "triplet all": Look(ORANGE, "P"),
-    "triplet, all": Look(ORANGE, "P"),
-    "triplet semihard": Look(GREEN, "d"),
-    "triplet batchhard": Look(PURPLE, "p"),
-    "triplet, batch-hard": Look(PURPLE, "p"),
-    "contrastive": Look(BROWN, "h"),
-    "ms": Look(PINK, "X"),
-    "proxynca": Look(GREEN, "X"),
-    "proxyanchor": Look(SILVER, "P"),
-    "proxygml": Look(YELLOW, "d"),
-    "softtriple": Look(SKY, "p"),
-    "curricularface": Look(BLUE, "d"),
+    "Multi-similarity + XBM": Look(INDIGO, "P"),
+    "Triplets, plain": Look(BROWN, "h"),
+    "Triplet, random": Look(BLUE, "X"),
+    "Triplet, all": Look(AMBER, "P"),
+    "Triplet, semi-hard": Look(SKY, "d"),
+    "Triplet, batch-hard": Look(SLATE, "p"),
+    "Contrastive": Look(BROWN, "h"),
+    "ProxyNCA": Look(BLUE, "h"),
+    "ProxyGML": Look(YELLOW, "d"),
     # Datasets of mini
     "glyphs": Look(BLUE, "X"),
-    "garments": Look(ORANGE, "P"),
-    "birds": Look(GREEN, "d"),
-    "digits": Look(PURPLE, "p"),
+    "garments": Look(AMBER, "P"),
+    "digits": Look(LILAC, "p"),
     "vehicles": Look(BROWN, "h"),
-    "photos": Look(PINK, "X"),
-    # Datasets of mini and of the paper
-    "aircraft": Look(SILVER, "P"),
+    "photos": Look(TAN, "X"),
+    # Datasets of mini, of photographs and of the paper
+    "birds": Look(INDIGO, "d"),
+    "aircraft": Look(SLATE, "P"),
     "flowers": Look(YELLOW, "d"),
-    # Datasets of the paper
     "cub": Look(BLUE, "X"),
-    "cars": Look(ORANGE, "P"),
-    "sop": Look(GREEN, "d"),
-    "inshop": Look(PURPLE, "p"),
+    "cars": Look(AMBER, "P"),
+    "sop": Look(INDIGO, "d"),
+    "inshop": Look(LILAC, "p"),
     "nabirds": Look(BROWN, "h"),
-    "dogs": Look(PINK, "X"),
-    # Datasets of the profile photos
-    "animals_tinyimagenet": Look(BLUE, "X"),
-    "birds_cub50": Look(ORANGE, "P"),
-    "cars_196": Look(GREEN, "d"),
-    "characters_omniglot": Look(PURPLE, "p"),
-    "emoji_emojione": Look(BROWN, "h"),
+    "dogs": Look(TAN, "X"),
+    "animals": Look(BLUE, "X"),
+    "characters": Look(LILAC, "p"),
+    "emoji": Look(BROWN, "h"),
     # Stages: the images and the pretraining of a profile (19_when_puma_wins)
     "8 drawn datasets (mini)": Look(BROWN, "o"),
     "5 datasets at 96 px, ImageNet-1k": Look(SKY, "v"),
     "5 datasets, ImageNet-1k": Look(BLUE, "s"),
-    "5 datasets, ImageNet-21k": Look(PURPLE, "D"),
-    "8 of photographs, ImageNet-21k": Look(GREEN, "^"),
+    "5 datasets, ImageNet-21k": Look(LILAC, "D"),
+    "8 of photographs, ImageNet-21k": Look(INDIGO, "^"),
     # Overall accuracies
     "unified": Look(BLUE, "X"),
-    "harmonic": Look(ORANGE, "P"),
+    "harmonic": Look(AMBER, "P"),
     # Lines of single figures
+    "here": Look(BLUE, "o"),
+    "printed": Look(BLACK, "D"),
     "p = 0.1": Look(BLUE, "X"),
     "seed 0": Look(BLUE, "X"),
-    "seed 1": Look(ORANGE, "P"),
-    "seed 2": Look(GREEN, "d"),
-    "seed 3": Look(PURPLE, "p"),
+    "seed 1": Look(AMBER, "P"),
+    "seed 2": Look(INDIGO, "d"),
+    "seed 3": Look(LILAC, "p"),
     "seed 4": Look(BROWN, "h"),
     "edges": Look(BLUE, "X"),
-    "colours": Look(ORANGE, "P"),
-    "family": Look(GREEN, "d"),
-    "class": Look(PURPLE, "p"),
+    "colours": Look(AMBER, "P"),
+    "family": Look(INDIGO, "d"),
+    "class": Look(LILAC, "p"),
     "flat": Look(BLUE, "X"),
-    "ivf": Look(ORANGE, "P"),
-    "hnsw": Look(GREEN, "d"),
+    "ivf": Look(AMBER, "P"),
+    "hnsw": Look(INDIGO, "d"),
 }
 
 
@@ -196,8 +292,8 @@ def looks_of(names: Iterable[str]) -> dict[str, Look]:
     chosen: dict[str, Look] = {}
     unknown: list[Look] = []
     for name in dict.fromkeys(names):
-        if name in LOOKS:
-            chosen[name] = LOOKS[name]
+        if shown(name) in LOOKS:
+            chosen[name] = LOOKS[shown(name)]
         else:
             chosen[name] = _own_look(name, unknown)
             unknown.append(chosen[name])

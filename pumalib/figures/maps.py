@@ -1,6 +1,6 @@
-"""Tables and planes: a heat map, the verdicts on claims, maps of images, and fields of vectors."""
+"""Tables and planes: a heat map, a whole in squares, maps of images, and fields of vectors."""
 
-import textwrap
+import colorsys
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,11 +11,16 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .looks import BLACK, FALSE, GREY, TRUE, looks_of
+from .looks import GREY, looks_of, shown
 from .style import PAGE_WIDTH, empty_panels, finish, styled
 
 # Of classes in an embedding map; more classes repeat them.
 HUES = 32
+# Degrees on the circle of colours that classes do not take: green, and PUMA's.
+MEANINGFUL = [(75, 195), (300, 360)]
+
+# From negative to positive, white in the middle, in the colours of differences below and above 0.
+SIGNED = sns.diverging_palette(35, 245, s=85, l=50, as_cmap=True)
 
 
 @styled
@@ -33,15 +38,24 @@ def heatmap(
     `label` says what the colours mean, `fmt`, such as ".1f", writes the numbers into the cells,
     `signed` is a scale from -`limit` to `limit` with white in its middle.
     """
+    table = table.rename(index=shown, columns=shown)
     cell_width = 0.6 if fmt else 0.25
     longest_row = max(len(str(name)) for name in table.index)
     longest_column = max(len(str(name)) for name in table.columns)
     width = 2.5 + 0.06 * longest_row + cell_width * table.shape[1]
-    scale: dict[str, Any] = {"cmap": "viridis"}
+    # A title is not to be wider than its figure.
+    width = max(4.5, width, 2 + 0.085 * len(title))
+    scale: dict[str, Any] = {"cmap": "Blues"}
     if signed:
-        scale = {"cmap": "vlag_r", "vmin": -limit, "vmax": limit}
+        scale = {"cmap": SIGNED, "vmin": -limit, "vmax": limit}
+    bar: dict[str, Any] = {"label": label, "pad": 0.02}
+    values = np.unique(table.to_numpy()[table.notna().to_numpy()])
+    if len(values) <= 3:
+        bar["ticks"] = values
 
-    figure, axes = empty_panels(1, 1, max(4.5, width), 1.5 + 0.3 * len(table))
+    figure, axes = empty_panels(1, 1, width, 1.5 + 0.3 * len(table))
+    # What is left out is none of the colours.
+    axes[0, 0].set_facecolor("#dddddd")
     axis = sns.heatmap(
         table,
         ax=axes[0, 0],
@@ -50,7 +64,7 @@ def heatmap(
         yticklabels=True,
         linewidths=0.4,
         annot_kws={"size": 7},
-        cbar_kws={"label": label, "pad": 0.02},
+        cbar_kws=bar,
         **scale,
     )
     axis.grid(visible=False)
@@ -84,46 +98,13 @@ def waffle(counts: pd.Series, title: str, lines: int = 12) -> Figure:
     area = (0.82 * 72 * side) ** 2
     for name, end in ends.items():
         mine = slice(end - squares[name], end)
-        label = f"{name} {squares[name]}"
+        label = f"{shown(name)} {squares[name]}"
         axis.scatter(
             across[mine], down[mine], s=area, marker="s", color=looks[name].colour, label=label
         )
     axis.set(xlim=(-0.6, columns - 0.4), ylim=(lines - 0.4, -0.6), aspect="equal")
     axis.axis("off")
     return finish(figure, axes, title, markerscale=6 / area**0.5)
-
-
-@styled
-def verdicts(card: pd.DataFrame) -> Figure:
-    """Claims by section: whether each holds in the print, and what is said of it here.
-
-    `card` as of `study.scorecard`: section, claim, print and here.
-    """
-    # The first claim stands on top.
-    card = card.sort_values("section", kind="stable").iloc[::-1]
-    fills = {
-        "holds, supported": TRUE,
-        "fails, contradicted": FALSE,
-        "undecided": GREY,
-        "not printed, not testable": "none",
-    }
-    figure, axes = empty_panels(1, 1, PAGE_WIDTH, 1 + 0.2 * len(card))
-    axis = axes[0, 0]
-    for meaning, fill in fills.items():
-        for x, column in enumerate(("print", "here")):
-            y = np.flatnonzero(card[column].isin(meaning.split(", ")))
-            square = {"s": 60, "marker": "s", "color": fill, "edgecolors": GREY}
-            axis.scatter(np.full(len(y), x), y, label=meaning, **square)
-
-    axis.set(xlim=(-0.6, 1.6), ylim=(-0.8, len(card) - 0.2))
-    axis.set_xticks([0, 1], ["print", "here"])
-    sentences = card["section"] + "  " + card["claim"]
-    axis.set_yticks(range(len(card)), [textwrap.shorten(one, 90) for one in sentences])
-
-    sections = card["section"].to_numpy()
-    for last in np.flatnonzero(sections[1:] != sections[:-1]):
-        axis.axhline(last + 0.5, color=BLACK, linewidth=0.6)
-    return finish(figure, axes)
 
 
 @styled
@@ -136,9 +117,9 @@ def embedding_map(maps: Mapping[str, pd.DataFrame], of: str) -> Figure:
     for (left, right), (title, points) in zip(axes, maps.items(), strict=True):
         size = _point_size(points)
         _draw_datasets(left, points, size)
-        left.set(xticks=[], yticks=[], title=f"{title}, by dataset")
+        left.set(xticks=[], yticks=[], title=f"{shown(title)}, by dataset")
         classes = _draw_classes(right, points, of, size)
-        right.set(xticks=[], yticks=[], title=f"{of} by class ({classes:,}; hues repeat)")
+        right.set(xticks=[], yticks=[], title=f"{shown(of)} by class ({classes:,}; hues repeat)")
     # In the legend the points are of one size, whatever it is in the map.
     return finish(figure, axes, markerscale=6 / size**0.5)
 
@@ -151,7 +132,9 @@ def _point_size(points: pd.DataFrame) -> float:
 def _draw_datasets(axis: Axes, points: pd.DataFrame, size: float) -> None:
     for name, look in looks_of(points["dataset"]).items():
         mine = points[points["dataset"] == name]
-        axis.scatter("x", "y", data=mine, color=look.colour, label=name, s=size, linewidths=0)
+        axis.scatter(
+            "x", "y", data=mine, color=look.colour, label=shown(name), s=size, linewidths=0
+        )
 
 
 def _draw_classes(axis: Axes, points: pd.DataFrame, dataset: str, size: float) -> int:
@@ -159,11 +142,22 @@ def _draw_classes(axis: Axes, points: pd.DataFrame, dataset: str, size: float) -
     axis.scatter(points["x"], points["y"], color="#e4e4e4", s=size, linewidths=0)
     mine = points[points["dataset"] == dataset]
     codes, classes = pd.factorize(mine["label"])
-    palette = np.asarray(sns.husl_palette(HUES, l=0.55))
+    palette = np.asarray(_class_colours())
     # Classes that follow each other get hues far apart.
     hues = palette[codes * 13 % HUES]
     axis.scatter(mine["x"], mine["y"], c=hues, s=size, linewidths=0)
     return len(classes)
+
+
+def _class_colours() -> list[tuple[float, float, float]]:
+    """`HUES` colours, none of a hue that means something."""
+    found = []
+    for colour in sns.husl_palette(4 * HUES, l=0.55):
+        degrees = 360 * colorsys.rgb_to_hsv(*colour)[0]
+        if not any(low <= degrees <= high for low, high in MEANINGFUL):
+            found.append(colour)
+    places = np.linspace(0, len(found) - 1, HUES).round().astype(int)
+    return [found[place] for place in places]
 
 
 @styled
@@ -196,7 +190,7 @@ def _draw_field(axis: Axes, panel: Mapping[str, Any]) -> None:
         right,
         up,
         color=panel["colours"],
-        width=0.007,
+        width=0.01,
         # In the units of the axes, so that an arrow ends where its move does.
         angles="xy",
         scale_units="xy",

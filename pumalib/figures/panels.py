@@ -12,11 +12,15 @@ from matplotlib.ticker import LogFormatter
 
 from ..data import check_known
 from ..evaluation import OVERALL
-from .looks import BLACK, FALSE, GREY, TRUE, Look, looks_of
-from .style import PAGE_WIDTH, empty_panels, finish, styled
+from .labels import Name, name_ends, name_level, name_points
+from .looks import ABOVE, BELOW, BLACK, GREY, Look, looks_of, shown
+from .style import PAGE_WIDTH, empty_panels, finish, one_scale, styled
 
 # The markers of PUMA and of the frozen backbone: larger, and above all others.
 PROMINENT = ("*", "_")
+# So many lines, or points, have their names beside them, and more a legend.
+LINES_NAMED = 7
+POINTS_NAMED = 12
 
 
 @styled
@@ -33,9 +37,10 @@ def intervals(
 
     `table` has the columns place, row, value, low and high, and where needed panel (then `ylabel`
     may be a dict by panel) and printed, the paper's number, drawn hollow.  `zero` draws a line
-    there.
+    there.  Panels called unified and harmonic have one scale.
     """
     table = table.reset_index(drop=True)
+    table = table.assign(row=table["row"].map(shown), place=table["place"].map(shown))
     if "panel" not in table:
         table = table.assign(panel="")
     panels = table.groupby("panel", sort=False)
@@ -51,6 +56,7 @@ def intervals(
     if columns == 4:
         height = 2.4
     figure, axes = empty_panels(rows, columns, width, height, extra=0.6)
+    drawn = {}
     for axis, (panel, part) in zip(axes.flat, panels, strict=False):
         places = _places(part)
         _draw_rows(axis, part, places, look, joined)
@@ -61,7 +67,31 @@ def intervals(
         axis.set(xlim=(-0.5, len(places) - 0.5), title=panel, xlabel=xlabel, ylabel=unit)
         _name_places(axis, places, columns)
         axis.grid(axis="x", visible=False)
-    return finish(figure, axes, title)
+        drawn[axis] = part.assign(x=part["place"].map(places.index), panel=panel)
+
+    one_scale([axis for axis, part in drawn.items() if part["panel"].iloc[0] in OVERALL], "y")
+    named = joined and _name_lines(drawn, look)
+    return finish(figure, axes, title, named=not named)
+
+
+def _name_lines(drawn: Mapping[Axes, pd.DataFrame], look: Mapping[str, Look]) -> bool:
+    """Names at the ends of the lines of the last panel, if it has all of them and there is room.
+
+    `drawn` has each panel's table with the columns row, x and value.
+    """
+    if not drawn:
+        return False
+    axis, table = list(drawn.items())[-1]
+    if set(table["row"]) != set(look) or not 1 < len(look) <= LINES_NAMED:
+        return False
+    right = axis.get_xlim()[1]
+    names = []
+    for row, part in table.groupby("row", sort=False):
+        # A line without an x goes through the whole panel.
+        last = part.fillna({"x": right}).sort_values("x").iloc[-1]
+        names.append(Name(str(row), look[str(row)].colour, last["x"], last["value"]))
+    name_ends(axis, names)
+    return True
 
 
 def _places(part: pd.DataFrame) -> list:
@@ -140,25 +170,34 @@ def against(
     xlabel: str,
     ylabel: str,
     log: str = "",
+    *,
     joined: bool = False,
+    zero: bool = False,
 ) -> Figure:
     """Values over numbers, a panel per table with the columns row, x, value, low and high.
 
     Points with their intervals, or `joined` by a line, with a band where there are low and high.
-    A row without an x is a horizontal line.  `log` is "", "x" or "xy": these axes are logarithmic.
+    A row without an x is a horizontal line.  `log` is "", "x" or "xy": these axes are logarithmic;
+    `zero` draws a line there.  Few rows stand beside their lines or points; a column `told` has
+    other names for points.  Panels called unified and harmonic have one scale.
     """
+    panels = {title: one.assign(row=one["row"].map(shown)) for title, one in panels.items()}
     look = looks_of([row for table in panels.values() for row in table["row"]])
     width = PAGE_WIDTH if len(panels) > 1 else 7
-    figure, axes = empty_panels(1, len(panels), width, 4 + 0.07 * len(look))
+    figure, axes = empty_panels(1, len(panels), width, 4)
+    drawn = dict(zip(axes.flat, panels.values(), strict=True))
     for axis, (title, table) in zip(axes.flat, panels.items(), strict=True):
         for row, part in table.groupby("row", sort=False):
             if part["x"].isna().any():
                 level = part["value"].item()
-                axis.axhline(level, color=GREY, linestyle="--", linewidth=1, label=row)
+                colour = look[row].colour
+                axis.axhline(level, color=colour, linestyle="--", linewidth=1, label=row)
             elif joined:
                 _draw_line(axis, part["x"], part, row, look[row])
             else:
                 _draw_dots(axis, part["x"], part, row, look[row])
+        if zero:
+            axis.axhline(0, color=GREY, linewidth=1)
         axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
         if "x" in log:
             axis.set_xscale("log")
@@ -166,7 +205,34 @@ def against(
         if "y" in log:
             axis.set_yscale("log")
             _write_plain_numbers(axis.yaxis)
-    return finish(figure, axes)
+
+    one_scale([axis for axis in drawn if axis.get_title().split(":")[0] in OVERALL], "y")
+    named = _name_lines(drawn, look) if joined else _name_each_point(drawn, look)
+    return finish(figure, axes, named=not named)
+
+
+def _name_each_point(drawn: Mapping[Axes, pd.DataFrame], look: Mapping[str, Look]) -> bool:
+    """Names beside points, where each row has one in a panel and they are few; or those `told`.
+
+    Whether the rows' names stand there.
+    """
+    tables = list(drawn.values())
+    is_told = any("told" in table for table in tables)
+    is_few = all(len(table) <= POINTS_NAMED for table in tables)
+    is_single = all(table["row"].is_unique for table in tables)
+    if not is_told and not (is_few and is_single and len(look) > 1):
+        return False
+    for axis, table in drawn.items():
+        names = []
+        for one in table.itertuples():
+            text = one.told if is_told else one.row
+            name = Name(str(text), look[one.row].colour, one.x, one.value)
+            if np.isnan(one.x):
+                name_level(axis, name)
+            else:
+                names.append(name)
+        name_points(axis, names)
+    return not is_told
 
 
 def _write_plain_numbers(side: Axis) -> None:
@@ -176,7 +242,7 @@ def _write_plain_numbers(side: Axis) -> None:
 
 
 def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int]) -> Figure:
-    """Harmonic and unified R@1 against each method's number of trainable parameters (Fig. 2).
+    """Unified and harmonic R@1 against each method's number of trainable parameters (Fig. 2).
 
     `trainable` is a dict or a Series by row; a row that trains none is a horizontal line.
     """
@@ -184,32 +250,99 @@ def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int]
     millions = table["row"].map(lambda row: trainable[row] / 1e6)
     # A logarithmic axis has no zero.
     table["x"] = millions.where(millions > 0)
-    panels = {name: table[table["dataset"] == name] for name in ("harmonic", "unified")}
+    panels = {name: table[table["dataset"] == name] for name in OVERALL}
     xlabel = "trainable parameters (millions): up and to the left is better"
     return against(panels, xlabel, "R@1 (%)", log="x")
 
 
 @styled
 def gains(differences: pd.DataFrame, title: str = "") -> Figure:
-    """Differences in pairs with their 95 % intervals, a panel per column.
+    """Differences in pairs with their 95 % intervals, a panel per column, all on one scale.
 
     `differences` as of `study.Results.differences`: difference, of, points, low and high, and if
-    known p and paper.  Hollow: printed.  Grey: across zero, or of one seed (p is NaN).
+    known p and paper.  Differences of one row, or to one row, stand together under a heading; a
+    column `group` has headings of one's own.  Hollow: printed.  Grey: across zero, or of one seed
+    (p is NaN).
     """
-    names = list(differences["difference"].unique())[::-1]
-    panels = differences.groupby("of", sort=False)
-    height = 1.4 + 0.22 * len(names)
+    table = _with_groups(differences)
+    lines = _lines_of_groups(table)
+    panels = table.groupby("of", sort=False)
+    height = 1.3 + 0.21 * len(lines)
     figure, axes = empty_panels(1, max(1, len(panels)), PAGE_WIDTH, height)
+    drawn = []
     for axis, (panel, part) in zip(axes.flat, panels, strict=False):
-        y = part["difference"].map(names.index)
+        y = pd.Series([-lines.index(line) for line in _keys(part)], part.index, dtype=float)
         _draw_gains(axis, part, y)
         if "paper" in part and part["paper"].notna().any():
             axis.plot(part["paper"], y, "D", color=BLACK, markerfacecolor="none", label="printed")
         axis.axvline(0, color=GREY, linewidth=1)
-        axis.set(xlabel="points of R@1", title=panel, ylim=(-0.6, len(names) - 0.4))
-        axis.set_yticks(range(len(names)))
-        axis.set_yticklabels(names if axis is axes[0, 0] else [])
+        axis.set(xlabel="points of R@1", title=panel, ylim=(0.4 - len(lines), 0.6))
+        _name_lines_of_groups(axis, lines, named=axis is axes[0, 0])
+        drawn.append(axis)
+    one_scale(drawn, "x")
     return finish(figure, axes, title)
+
+
+# A heading alone, or below it the name of a difference
+Line = tuple[str, str]
+# The heading of differences that share no row with others
+ALONE = "Others"
+
+
+def _with_groups(differences: pd.DataFrame) -> pd.DataFrame:
+    """`differences` with the columns group, a heading or "", and name, what stands below it."""
+    if "group" in differences:
+        return differences.assign(name=differences["difference"].map(shown))
+    parts = {}
+    for difference in differences["difference"].unique():
+        row, _, other = difference.partition(" over ")
+        parts[difference] = (shown(row), shown(other))
+    of_row = pd.Series([row for row, other in parts.values() if other]).value_counts()
+    to_other = pd.Series([other for _, other in parts.values() if other]).value_counts()
+
+    groups = {}
+    names = {}
+    for difference, (row, other) in parts.items():
+        if not other:
+            groups[difference], names[difference] = "", row
+        elif of_row[row] >= to_other[other]:
+            groups[difference], names[difference] = f"{row} minus ...", other
+        else:
+            groups[difference], names[difference] = f"... minus {other}", row
+    members = pd.Series(groups.values()).value_counts()
+    for difference, group in groups.items():
+        if group and members[group] == 1:
+            # A heading for one line is no help.
+            row, other = parts[difference]
+            groups[difference], names[difference] = ALONE, f"{row} minus {other}"
+    if set(groups.values()) == {ALONE}:
+        groups = dict.fromkeys(groups, "")
+    of = differences["difference"]
+    return differences.assign(group=of.map(groups), name=of.map(names))
+
+
+def _keys(table: pd.DataFrame) -> list[Line]:
+    return list(zip(table["group"], table["name"], strict=True))
+
+
+def _lines_of_groups(table: pd.DataFrame) -> list[Line]:
+    """What stands below each other: a heading, ("...", ""), and its names, from above."""
+    keys = list(dict.fromkeys(_keys(table)))
+    lines: list[Line] = []
+    for group in dict.fromkeys(group for group, _ in keys):
+        if group:
+            lines.append((group, ""))
+        lines += [key for key in keys if key[0] == group]
+    return lines
+
+
+def _name_lines_of_groups(axis: Axes, lines: Sequence[Line], *, named: bool) -> None:
+    """Headings in bold and the names below them, at the left of the first panel."""
+    axis.set_yticks([-number for number in range(len(lines))])
+    axis.set_yticklabels([name or group for group, name in lines] if named else [])
+    for (_, name), label in zip(lines, axis.get_yticklabels(), strict=False):
+        if not name:
+            label.set_fontweight("bold")
 
 
 def _draw_gains(axis: Axes, part: pd.DataFrame, y: pd.Series) -> None:
@@ -224,8 +357,8 @@ def _draw_gains(axis: Axes, part: pd.DataFrame, y: pd.Series) -> None:
     x = part["points"]
     spread = np.stack([x - part["low"], part["high"] - x])
     kinds = [
-        ("interval above 0", TRUE, above),
-        ("below 0", FALSE, below),
+        ("interval above 0", ABOVE, above),
+        ("below 0", BELOW, below),
         ("across 0, or one seed", GREY, ~(above | below)),
     ]
     for name, colour, mine in kinds:
@@ -235,11 +368,14 @@ def _draw_gains(axis: Axes, part: pd.DataFrame, y: pd.Series) -> None:
 
 
 def _in_percent(tidy: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rows of `tidy` of one metric, its shares as percentages; ValueError: it is unknown."""
+    """The rows of `tidy` of one metric, its shares as percentages; ValueError: it is unknown.
+
+    No share is below 0 or above 100 %, though an interval of few seeds may reach there.
+    """
     check_known("metric", [metric], tidy["metric"].unique())
     table = tidy[tidy["metric"] == metric].copy()
     for part in ("value", "low", "high"):
-        table[part] = 100 * table[part]
+        table[part] = (100 * table[part]).clip(0, 100)
     return table
 
 

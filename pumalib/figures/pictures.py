@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from ..data import Benchmark
 from ..data.images import decode
-from .looks import BLACK, FALSE, TRUE
+from .looks import BLACK, FALSE, TRUE, shown
 from .style import PAGE_WIDTH, empty_panels, styled
 
 # Pixels of a picture's side.
@@ -127,7 +127,7 @@ def contact_sheet(benchmark: Benchmark, per_dataset: int = 12) -> Figure:
     lines: list[list[Cell]] = []
     for name, images in benchmark.images.groupby("dataset", sort=False):
         classes = images["label"].nunique()
-        line: list[Cell] = [Text(f"{name}\n{classes:,} classes\n{len(images):,} images")]
+        line: list[Cell] = [Text(f"{shown(name)}\n{classes:,} classes\n{len(images):,} images")]
         for place, image in enumerate(_pairs_of_a_class(images, per_dataset).itertuples()):
             if place % 2 == 0:
                 line.append(Gap())
@@ -157,14 +157,14 @@ def retrieval_grid(
     for number, query in enumerate(images.iloc[list(queries)].itertuples()):
         class_name = textwrap.fill(str(query.class_name), 18)
         lead: list[Cell] = [
-            Text(f"{query.dataset}\n{class_name}"),
+            Text(f"{shown(query.dataset)}\n{class_name}"),
             Picture(_decoded(benchmark, query), frame=BLACK),
             Gap(),
         ]
         for name, rows in found.items():
             nearest = images.iloc[rows[number]].itertuples()
             answers = [_answer(benchmark, query, image) for image in nearest]
-            lines.append([*lead, *answers, Text(name)])
+            lines.append([*lead, *answers, Text(textwrap.fill(shown(name), 18))])
             # The query stands in the first of its lines alone.
             lead = [Text(""), Gap(PICTURE_WIDTH), Gap()]
         lines.append([])

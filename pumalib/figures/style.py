@@ -5,7 +5,7 @@ Importing it changes nothing: the style holds while a figure is made or saved (`
 
 import functools
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -81,18 +82,30 @@ def styled(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
     return inside
 
 
+# With a date, or with names drawn by chance, the same figure would give other bytes.
+VECTOR: dict[str, dict[str, Any]] = {
+    ".svg": {"format": "svg", "metadata": {"Date": None}},
+    ".pdf": {"format": "pdf", "metadata": {"CreationDate": None}},
+}
+# SVG with letters as outlines, so that it looks alike wherever it is shown; PDF with its fonts.
+VECTOR_STYLE = {"svg.hashsalt": "pumalib", "svg.fonttype": "path", "pdf.fonttype": 42}
+
+
 @styled
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write `figure` whole as a PNG of 256 colours, or as .svg, and return the path.
+    """Write `figure` whole as a PNG of 256 colours, with an SVG and a PDF beside it, for print.
 
-    The same figure gives the same bytes.  OSError: it cannot be written, with the remedy.
+    A path that ends in .svg or .pdf: that alone.  Returns the path.  The same figure gives the same
+    bytes.  OSError: it cannot be written, with the remedy.
     """
     path = Path(path)
+    if path.suffix in VECTOR:
+        _save_vector(figure, path)
+        return path
     with paths.written_whole(path) as temporary:
-        if path.suffix == ".svg":
-            _save_svg(figure, temporary)
-        else:
-            _save_png(figure, temporary)
+        _save_png(figure, temporary)
+    for ending in VECTOR:
+        _save_vector(figure, path.with_suffix(ending))
     return path
 
 
@@ -103,11 +116,9 @@ def _save_png(figure: Figure, path: Path) -> None:
     small.save(path, "PNG", optimize=True)
 
 
-def _save_svg(figure: Figure, path: Path) -> None:
-    """With letters as outlines, so that it looks alike wherever it is shown."""
-    # Without a salt the names of its parts are drawn by chance, and a date differs each time.
-    with plt.rc_context({"svg.hashsalt": "pumalib", "svg.fonttype": "path"}):
-        figure.savefig(path, format="svg", metadata={"Date": None})
+def _save_vector(figure: Figure, path: Path) -> None:
+    with paths.written_whole(path) as temporary, plt.rc_context(VECTOR_STYLE):
+        figure.savefig(temporary, **VECTOR[path.suffix])
 
 
 def empty_panels(
@@ -125,22 +136,37 @@ def empty_panels(
     return figure, axes
 
 
-def finish(figure: Figure, axes: np.ndarray, title: str = "", **legend: Any) -> Figure:
+def finish(
+    figure: Figure, axes: np.ndarray, title: str = "", *, named: bool = True, **legend: Any
+) -> Figure:
     """Give `figure` its title and one legend for all panels, and hide panels without data.
 
-    A single name needs no legend.  `legend`: further settings of it.
+    A single name needs no legend, nor do names that stand in a panel: `named` is false.  `legend`:
+    further settings of it.
     """
-    named: dict[str, Any] = {}
+    handles_of: dict[str, Any] = {}
     for axis in axes.flat:
         if not axis.has_data():
             axis.axis("off")
         handles, labels = axis.get_legend_handles_labels()
-        named.update(zip(labels, handles, strict=True))
+        handles_of.update(zip(labels, handles, strict=True))
 
-    if len(named) > 1:
-        longest = max(map(len, named))
+    if named and len(handles_of) > 1:
+        longest = max(map(len, handles_of))
         # About 140 characters stand side by side, and a handle takes the room of six.
-        columns = min(len(named), 6, 140 // (6 + longest))
-        figure.legend(named.values(), named, loc="outside lower center", ncols=columns, **legend)
+        columns = min(len(handles_of), 6, 140 // (6 + longest))
+        figure.legend(
+            handles_of.values(), handles_of, loc="outside lower center", ncols=columns, **legend
+        )
     figure.suptitle(title)
     return figure
+
+
+def one_scale(axes: Iterable[Axes], which: str) -> None:
+    """Give panels one scale, the widest of theirs; `which` is "x" or "y"."""
+    axes = list(axes)
+    ranges = [getattr(axis, f"get_{which}lim")() for axis in axes]
+    low = min([low for low, _ in ranges], default=0.0)
+    high = max([high for _, high in ranges], default=1.0)
+    for axis in axes:
+        axis.set(**{f"{which}lim": (low, high)})

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from .looks import BLACK, FALSE, GREY, TRUE, Look, looks_of
+from .looks import BLACK, GREY, OURS, Look, looks_of, shown
 from .style import PAGE_WIDTH, empty_panels, finish, styled
 
 # Points of R@1 below the frozen backbone at which the scale of the curves ends.
@@ -43,7 +43,7 @@ def tuning_curves(tuned: pd.DataFrame, frozen: float, epochs: int) -> Figure:
             axis.axhline(100 * frozen, color=GREY, linestyle="-.", linewidth=1)
         axis.set_xscale("log")
         axis.set(ylim=(bottom, top), xlim=_room_around(drawn["rate"]))
-        axis.set_title(f"{row}\n{part['knob'].iloc[0]}: {_values(part)}", fontsize=8)
+        axis.set_title(f"{shown(row)}\n{part['knob'].iloc[0]}: {_values(part)}", fontsize=8)
         axis.minorticks_off()
     _only_outer_labels(axes, "base learning rate", "harmonic R@1 (%)")
     finish(figure, axes)
@@ -177,7 +177,7 @@ def _draw_datasets(axis: Axes, table: pd.DataFrame, look: Mapping[str, Look]) ->
         _draw_points(axis, part["frozen"], part, own, label=str(stage))
         beside: dict[str, Any] = {"xytext": (5, 2), "textcoords": "offset points", "fontsize": 6.5}
         for one in part.itertuples():
-            name = str(one.dataset).partition("_")[0]
+            name = shown(one.dataset)
             axis.annotate(name, (one.frozen, one.points), color=own.colour, **beside)
     if len(table):
         axis.set_xscale("log")
@@ -236,12 +236,12 @@ def _draw_points(
 
 
 def _shade_sides(axis: Axes) -> None:
-    """Green above zero and orange below it, both of which are in sight."""
+    """PUMA's hue above zero and grey below it, both of which are in sight."""
     low, high = axis.get_ylim()
     low = min(low, -0.1 * abs(high))
     high = max(high, 0.1 * abs(low))
-    axis.axhspan(0, high, color=TRUE, alpha=0.06, linewidth=0)
-    axis.axhspan(low, 0, color=FALSE, alpha=0.06, linewidth=0)
+    axis.axhspan(0, high, color=OURS.colour, alpha=0.06, linewidth=0)
+    axis.axhspan(low, 0, color=BLACK, alpha=0.05, linewidth=0)
     axis.axhline(0, color=BLACK, linewidth=1)
     axis.set_ylim(low, high)
 
@@ -250,9 +250,9 @@ def _name_sides(axis: Axes) -> None:
     low, high = axis.get_ylim()
     beside: dict[str, Any] = {"transform": axis.get_yaxis_transform(), "weight": "bold"}
     inset = 0.02 * (high - low)
-    axis.text(0.02, high - inset, "PUMA is ahead", color=TRUE, va="top", **beside)
+    axis.text(0.02, high - inset, "PUMA is ahead", color=OURS.colour, va="top", **beside)
     below = low + inset
-    axis.text(0.02, below, "full fine-tuning is ahead", color=FALSE, va="bottom", **beside)
+    axis.text(0.02, below, "Full fine-tuning is ahead", color=BLACK, va="bottom", **beside)
 
 
 def _one_scale(axes: Sequence[Axes]) -> None:

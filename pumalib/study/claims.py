@@ -410,6 +410,31 @@ def _said(line: pd.Series, comparisons: int) -> str:
     return said
 
 
+# What `_said` writes of a comparison; points have one decimal, measures two.
+_SAID = re.compile(r": (?P<value>[+-]\d+\.\d+) \[(?P<low>[+-]\d+\.\d+), (?P<high>[+-]\d+\.\d+)\]")
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The difference that decides a claim, with its interval; NaN where none is told."""
+
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    # Whether it is a difference of accuracies, in points, and not one of measures.
+    in_points: bool = False
+
+
+def effect_of(why: str) -> Effect:
+    """The numbers in the `why` of a scorecard, as `_said` wrote them."""
+    found = _SAID.search(why)
+    if found is None:
+        return Effect()
+    value, low, high = (float(found[name]) for name in ("value", "low", "high"))
+    decimals = len(found["value"].partition(".")[2])
+    return Effect(value, low, high, in_points=decimals == 1)
+
+
 def _compared(claim: Claim, one: Statement, judge: Judge, withheld: list[str]) -> list[Pair]:
     """The pairs of a statement that can be compared; NotTestable where there is none.
 

@@ -1,0 +1,176 @@
+"""Names in a panel, beside what they name, in its colour: no legend has to be searched."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+
+# Points, 72 to an inch.
+SIZE = 8
+LINE = 1.25 * SIZE
+# Of a letter, on average.
+LETTER = 0.55 * SIZE
+# From a marker to its name.
+NEAR = 6.0
+
+
+@dataclass(frozen=True)
+class Name:
+    """A name, its colour, and the place in the panel's own units that it names."""
+
+    text: str
+    colour: str
+    x: float
+    y: float
+
+
+def name_ends(axis: Axes, names: Sequence[Name]) -> None:
+    """Write names at the right of a panel at the heights of the ends of lines, apart.
+
+    The limits and scales of the panel are to be final.  A name that had to move is joined to its
+    line.
+    """
+    _, height = _size(axis)
+    heights = [_in_panel(axis, one)[1] * height for one in names]
+    for one, told in zip(names, _apart(heights, LINE), strict=True):
+        inside = min(max(_in_panel(axis, one)[0], 0.0), 1.0)
+        axis.annotate(
+            one.text,
+            (inside, _in_panel(axis, one)[1]),
+            (1.03, told / height),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            color=_ink(one.colour),
+            fontsize=SIZE,
+            va="center",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": one.colour,
+                "linewidth": 0.6,
+                "alpha": 0.6,
+                "shrinkA": 1,
+                "shrinkB": 3,
+            },
+        )
+
+
+def name_level(axis: Axes, name: Name) -> None:
+    """Write the name of a level line above its left end."""
+    axis.annotate(
+        name.text,
+        (0, name.y),
+        (3, 3),
+        xycoords=axis.get_yaxis_transform(),
+        textcoords="offset points",
+        color=_ink(name.colour),
+        fontsize=SIZE,
+        va="bottom",
+    )
+
+
+def name_points(axis: Axes, names: Sequence[Name]) -> None:
+    """Write names beside points, each where it covers neither a point nor a name, if it can.
+
+    The limits and scales of the panel are to be final.
+    """
+    width, height = _size(axis)
+    points = [(x * width, y * height) for x, y in (_in_panel(axis, one) for one in names)]
+    taken = [_box(x, y, 0.0, "center", NEAR) for x, y in points]
+    for one, (x, y) in zip(names, points, strict=True):
+        right, up = _free_place(one, x, y, taken, width)
+        side = "left" if right > 0 else "right"
+        taken.append(_box(x + right, y + up, len(one.text) * LETTER, side, LINE))
+        axis.annotate(
+            one.text,
+            (one.x, one.y),
+            (right, up),
+            textcoords="offset points",
+            color=_ink(one.colour),
+            fontsize=SIZE,
+            ha=side,
+            va="center",
+        )
+
+
+def _ink(colour: str) -> tuple[float, float, float]:
+    """A colour, darker: letters are thinner than markers."""
+    red, green, blue = (0.75 * part for part in to_rgb(colour))
+    return red, green, blue
+
+
+Box = tuple[float, float, float, float]
+
+
+def _free_place(
+    one: Name, x: float, y: float, taken: Sequence[Box], width: float
+) -> tuple[float, float]:
+    """Where a name stands from its point: the nearest place that is free, else at the right."""
+    long = len(one.text) * LETTER
+    for up in (0.0, LINE, -LINE, 2 * LINE, -2 * LINE, 3 * LINE, -3 * LINE):
+        for right, side in ((NEAR, "left"), (-NEAR, "right")):
+            box = _box(x + right, y + up, long, side, LINE)
+            is_inside = box[0] >= 0 and box[1] <= width
+            if is_inside and not any(_overlap(box, other) for other in taken):
+                return right, up
+    return NEAR, 0.0
+
+
+def _box(x: float, y: float, long: float, side: str, high: float) -> Box:
+    """Left, right, lower and upper edge of what begins or ends at x, or has it in its middle."""
+    left = {"left": x, "right": x - long, "center": x - high / 2}[side]
+    right = left + (high if side == "center" else long)
+    return left, right, y - high / 2, y + high / 2
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    across = one[0] < other[1] and other[0] < one[1]
+    along = one[2] < other[3] and other[2] < one[3]
+    return across and along
+
+
+def _apart(heights: Sequence[float], least: float) -> list[float]:
+    """`heights`, moved as little as need be to lie `least` from each other, in the same order."""
+    order = np.argsort(heights, kind="stable")
+    placed = np.array(heights, float)[order]
+    # Neighbours that are too near become a group around their mean, and groups may meet.
+    groups: list[list[float]] = []
+    for height in placed:
+        groups.append([height])
+        while len(groups) > 1 and _ends(groups[-2], least)[1] + least > _ends(groups[-1], least)[0]:
+            last = groups.pop()
+            groups[-1].extend(last)
+    moved = np.empty(len(placed))
+    start = 0
+    for group in groups:
+        first, _ = _ends(group, least)
+        moved[start : start + len(group)] = first + least * np.arange(len(group))
+        start += len(group)
+    in_order = np.empty(len(placed))
+    in_order[order] = moved
+    return [float(one) for one in in_order]
+
+
+def _ends(group: Sequence[float], least: float) -> tuple[float, float]:
+    """Where the first and the last of a group stand, `least` apart around their mean."""
+    middle = float(np.mean(group))
+    half = least * (len(group) - 1) / 2
+    return middle - half, middle + half
+
+
+def _in_panel(axis: Axes, one: Name) -> tuple[float, float]:
+    """A place as fractions of the panel."""
+    display = axis.transData.transform((one.x, one.y))
+    x, y = axis.transAxes.inverted().transform(display)
+    return float(x), float(y)
+
+
+def _size(axis: Axes) -> tuple[float, float]:
+    """Width and height of a panel in points, before the layout gives room to its labels."""
+    figure = axis.get_figure()
+    assert figure is not None
+    inches = axis.get_window_extent().size / figure.dpi
+    width, height = 72 * inches
+    return float(width), float(height)
