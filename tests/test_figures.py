@@ -585,7 +585,7 @@ class TestGains:
         assert [label.get_text() for label in labels] == [
             *("PUMA minus ...", "Full fine-tuning", "LoRA"),
             *("... minus Frozen backbone", VPT, "Linear embedding"),
-            *("Others", "Adapter, static minus LoRA"),
+            *("In pairs", "Adapter, static minus LoRA"),
         ]
         assert [label.get_fontweight() == "bold" for label in labels] == [
             *(True, False, False, True, False, False, True, False)

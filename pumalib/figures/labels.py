@@ -171,6 +171,5 @@ def _size(axis: Axes) -> tuple[float, float]:
     """Width and height of a panel in points, before the layout gives room to its labels."""
     figure = axis.get_figure()
     assert figure is not None
-    inches = axis.get_window_extent().size / figure.dpi
-    width, height = 72 * inches
-    return float(width), float(height)
+    box = axis.get_window_extent()
+    return 72 * box.width / figure.dpi, 72 * box.height / figure.dpi

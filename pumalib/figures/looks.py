@@ -228,7 +228,7 @@ LOOKS: dict[str, Look] = {
     "ProxyNCA++": Look(AMBER, "P"),
     "Triplet + XBM": Look(BLUE, "X"),
     "Multi-similarity + XBM": Look(INDIGO, "P"),
-    "Triplets, plain": Look(BROWN, "h"),
+    "Triplets, plain": Look(SKY, "h"),
     "Triplet, random": Look(BLUE, "X"),
     "Triplet, all": Look(AMBER, "P"),
     "Triplet, semi-hard": Look(SKY, "d"),
