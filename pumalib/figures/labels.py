@@ -58,16 +58,16 @@ def name_ends(axis: Axes, names: Sequence[Name]) -> None:
 
 
 def name_level(axis: Axes, name: Name) -> None:
-    """Write the name of a level line above its left end."""
+    """Write the name of a level line below its left end: most of what is drawn lies above it."""
     axis.annotate(
         name.text,
         (0, name.y),
-        (3, 3),
+        (3, -3),
         xycoords=axis.get_yaxis_transform(),
         textcoords="offset points",
         color=_ink(name.colour),
         fontsize=SIZE,
-        va="bottom",
+        va="top",
     )
 
 
