@@ -276,7 +276,7 @@ class TestLooks:
     def test_a_name_without_a_line_is_drawn_by_its_name_alone(self):
         mine = figures.looks_of(["mine"])["mine"]
         # As on every machine and in every process
-        assert mine == Look("#8c510a", "p")
+        assert mine == Look("#9c8ad2", "p")
         assert figures.looks_of(["PUMA", "VPT", "mine", "other"])["mine"] == mine
         assert figures.looks_of(["other", "mine", "frozen"])["mine"] == mine
 

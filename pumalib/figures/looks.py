@@ -28,7 +28,7 @@ BLACK = "#222222"
 DARK_GREY = "#555555"
 
 # What names without a line take in turn.
-COLOURS = [BLUE, AMBER, INDIGO, LILAC, BROWN, TAN, SLATE, YELLOW, SKY]
+COLOURS = [BLUE, AMBER, INDIGO, BROWN, LILAC, TAN, SLATE, YELLOW, SKY]
 MARKERS = ["X", "P", "d", "p", "h"]
 
 # True, false, and neither.
