@@ -276,7 +276,7 @@ class TestLooks:
     def test_a_name_without_a_line_is_drawn_by_its_name_alone(self):
         mine = figures.looks_of(["mine"])["mine"]
         # As on every machine and in every process
-        assert mine == Look("#8c510a", "p")
+        assert mine == Look("#9c8ad2", "p")
         assert figures.looks_of(["PUMA", "VPT", "mine", "other"])["mine"] == mine
         assert figures.looks_of(["other", "mine", "frozen"])["mine"] == mine
 
@@ -585,7 +585,7 @@ class TestGains:
         assert [label.get_text() for label in labels] == [
             *("PUMA minus ...", "Full fine-tuning", "LoRA"),
             *("... minus Frozen backbone", VPT, "Linear embedding"),
-            *("Others", "Adapter, static minus LoRA"),
+            *("In pairs", "Adapter, static minus LoRA"),
         ]
         assert [label.get_fontweight() == "bold" for label in labels] == [
             *(True, False, False, True, False, False, True, False)

@@ -58,16 +58,16 @@ def name_ends(axis: Axes, names: Sequence[Name]) -> None:
 
 
 def name_level(axis: Axes, name: Name) -> None:
-    """Write the name of a level line above its left end."""
+    """Write the name of a level line below its left end: most of what is drawn lies above it."""
     axis.annotate(
         name.text,
         (0, name.y),
-        (3, 3),
+        (3, -3),
         xycoords=axis.get_yaxis_transform(),
         textcoords="offset points",
         color=_ink(name.colour),
         fontsize=SIZE,
-        va="bottom",
+        va="top",
     )
 
 
@@ -171,6 +171,5 @@ def _size(axis: Axes) -> tuple[float, float]:
     """Width and height of a panel in points, before the layout gives room to its labels."""
     figure = axis.get_figure()
     assert figure is not None
-    inches = axis.get_window_extent().size / figure.dpi
-    width, height = 72 * inches
-    return float(width), float(height)
+    box = axis.get_window_extent()
+    return 72 * box.width / figure.dpi, 72 * box.height / figure.dpi

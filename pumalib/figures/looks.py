@@ -28,7 +28,7 @@ BLACK = "#222222"
 DARK_GREY = "#555555"
 
 # What names without a line take in turn.
-COLOURS = [BLUE, AMBER, INDIGO, LILAC, BROWN, TAN, SLATE, YELLOW, SKY]
+COLOURS = [BLUE, AMBER, INDIGO, BROWN, LILAC, TAN, SLATE, YELLOW, SKY]
 MARKERS = ["X", "P", "d", "p", "h"]
 
 # True, false, and neither.
@@ -228,7 +228,7 @@ LOOKS: dict[str, Look] = {
     "ProxyNCA++": Look(AMBER, "P"),
     "Triplet + XBM": Look(BLUE, "X"),
     "Multi-similarity + XBM": Look(INDIGO, "P"),
-    "Triplets, plain": Look(BROWN, "h"),
+    "Triplets, plain": Look(SKY, "h"),
     "Triplet, random": Look(BLUE, "X"),
     "Triplet, all": Look(AMBER, "P"),
     "Triplet, semi-hard": Look(SKY, "d"),

@@ -286,7 +286,7 @@ def gains(differences: pd.DataFrame, title: str = "") -> Figure:
 # A heading alone, or below it the name of a difference
 Line = tuple[str, str]
 # The heading of differences that share no row with others
-ALONE = "Others"
+ALONE = "In pairs"
 
 
 def _with_groups(differences: pd.DataFrame) -> pd.DataFrame:

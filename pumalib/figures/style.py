@@ -88,7 +88,11 @@ VECTOR: dict[str, dict[str, Any]] = {
     ".pdf": {"format": "pdf", "metadata": {"CreationDate": None}},
 }
 # SVG with letters as outlines, so that it looks alike wherever it is shown; PDF with its fonts.
-VECTOR_STYLE = {"svg.hashsalt": "pumalib", "svg.fonttype": "path", "pdf.fonttype": 42}
+VECTOR_STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "pumalib",
+    "svg.fonttype": "path",
+    "pdf.fonttype": 42,
+}
 
 
 @styled
