@@ -93,7 +93,8 @@ def main() -> None:
     """Check the folder that the command names."""
     site = Path(sys.argv[1])
     found = problems(site)
-    print("\n".join(dict.fromkeys(found)))
+    for line in dict.fromkeys(found):
+        print(line)
     if found:
         sys.exit(1)
 

@@ -397,9 +397,10 @@ def write_home(place: Place) -> None:
 
 def contents(place: Place) -> dict[str, list[str]]:
     """The pages below home, by caption; those of a profile, and of the API, stand below theirs."""
-    overviews = [overview(profile) for profile in place.profiles]
-    docs = [name for name in list_docs() if not name.startswith("docs/findings/")]
-    rest = [name for name in docs if name not in FOUND]
+    findings = [name for name in list_docs() if name.startswith("docs/findings/")]
+    # Those of the profiles with notebooks first; none is left out.
+    overviews = list(dict.fromkeys([*map(overview, place.profiles), *findings]))
+    rest = [name for name in list_docs() if name not in FOUND and name not in findings]
     return {
         "What was found": [REPORT, *FOUND],
         "The notebooks": [INDEX, *overviews, TEMPLATES],
