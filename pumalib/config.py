@@ -140,8 +140,9 @@ class Method:
     name: str = "linear"
     # Train every weight of the backbone too.
     tune_backbone: bool = False
-    # mlp3 with GELU (authors' code); none: the backbone's own features, as wide as they are.
-    head: Literal["linear", "mlp3", "mlp3-relu", "none"] = "linear"
+    # mlp3 with GELU (authors' code); none: the backbone's own features, as wide as they are;
+    # whitened: these, by their spread within the training classes (models/whitening.py).
+    head: Literal["linear", "mlp3", "mlp3-relu", "none", "whitened"] = "linear"
 
     # M of Eq. 7; 0 = no prompt, 1 = one prompt for all images (VPT), more = conditional pool.
     prompts: Count = 0
@@ -201,6 +202,7 @@ class Method:
 _METHODS = [
     Method("full", tune_backbone=True),
     Method("pretrained", head="none"),  # trains nothing: the 0 shots of Fig. 6
+    Method("whitened", head="whitened"),  # computed in a pass over the training images
     Method("linear"),
     Method("mlp3", head="mlp3"),
     Method("vpt", prompts=1),

@@ -3,6 +3,7 @@
 import base64
 import re
 import shutil
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -214,6 +215,30 @@ def test_a_model_below_its_frozen_backbone_says_so(home, monkeypatch):
     scores = pumalib.read_scores(beside)
     assert f"finds {100 * scores.at['unified', 'R@1']:.1f}%" in text
     assert {run.name for run in folder.parent.iterdir()} == {folder.name, Path(beside).name}
+
+
+def test_a_run_that_ends_below_prints_lines_that_work(home, capsys):
+    """A network of one number an image finds less: nothing is stated here, all is measured."""
+    with pytest.warns(UserWarning, match="the frozen backbone finds") as said:
+        folder = pumalib.train(replace(profile(home), dim=1), "linear")
+    text = str(said[0].message)
+    line, name = re.search(r"to use it: (pumalib\.load\('.+?'\)), or --model (\S+);", text).groups()
+    bare = eval(line, {"pumalib": pumalib})
+
+    test = ["keys", "mugs"]
+    files = sorted(file for one in test for file in (home / "photos" / one).iterdir())
+    labels = [file.parent.name for file in files]
+    by_model, by_bare = (
+        pumalib.evaluate(model.embed(files), labels).at["all", "R@1"]
+        for model in (pumalib.load(folder), bare)
+    )
+    assert by_model < by_bare
+    assert f"finds {100 * by_bare:.1f}% on these folders, your model {100 * by_model:.1f}%" in text
+
+    assert call(capsys, "embed", "photos", "-o", "vectors.npz", "--model", name)[0] == 0
+    stored = np.load(home / "vectors.npz")
+    expected = bare.embed([home / "photos" / path for path in stored["paths"]])
+    np.testing.assert_allclose(stored["vectors"], expected, atol=1e-5)
 
 
 def test_the_command_warns_too(home, capsys, monkeypatch):
