@@ -107,7 +107,7 @@ def read_scores(folder: str | Path) -> pd.DataFrame:
     >>> list(scores.index)
     ['photos', 'aircraft', 'flowers', 'unified', 'harmonic']
     """
-    record = run_folder.read_record(paths.resolve(folder))
+    record = run_folder.read_record(paths.find(folder))
     return pd.DataFrame(record["table"]).set_index("dataset")
 
 

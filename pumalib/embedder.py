@@ -73,7 +73,7 @@ def named(
 
     Arguments and errors are else those of `load` and `frozen`.
     """
-    if model in KEPT or paths.resolve(model).is_dir():
+    if model in KEPT or paths.find(model).is_dir():
         return load(model, pretrained, device)
     return frozen(model, pretrained or "hub", device=device)
 

@@ -149,6 +149,23 @@ def test_a_model_and_weights_are_found_where_the_shell_stands(home, capsys, monk
     assert _from_shell(given)["root"] == "photos", "in the project a path stays as it was given"
 
 
+def test_python_reads_where_the_shell_stands_too(home):
+    """The project is elsewhere, and has none of these."""
+    assert not (paths.ROOT / "photos").exists()
+    pumalib.load("mini").save(home / "mine")
+    model = pumalib.load("mine")
+    found = index.FolderIndex(model, "photos", home / "store")
+    assert found.update().new == 16
+    (home / "own.yaml").write_text(
+        "data: {benchmark: folders, root: photos, image_size: 48}\n"
+        "training: {epochs: 1, batch_size: 6, device: cpu}\n"
+    )
+    folder = pumalib.train("own.yaml", "whitened")
+    assert pumalib.read_scores(folder).at["unified", "queries"] == 8
+    went_on = pumalib.train("own.yaml", "full", pretrained="mine")
+    assert pumalib.load(went_on).run.pretrained == "mine"
+
+
 # ---- the page
 
 

@@ -139,11 +139,11 @@ def load_model(
 ) -> tuple[EmbeddingModel, Run]:
     """Load the trained model of a run's folder, for evaluation, and its run.
 
-    `folder` is absolute, or relative to the project.  `pretrained` says where the backbone's
+    `folder` is absolute, or as `paths.find` has it.  `pretrained` says where the backbone's
     weights are here, None: as in the run.  Raises FileNotFoundError without them, ValueError for a
     file that is damaged, of another run than the folder, or made for another backbone.
     """
-    file = paths.resolve(folder) / MODEL_FILE
+    file = paths.find(folder) / MODEL_FILE
     if not file.is_file():
         raise FileNotFoundError(f"no {MODEL_FILE} in {folder}; a finished run's folder holds one")
     state, label, run = _read(file)
@@ -211,7 +211,7 @@ def model_folder(pretrained: str | bool | Path | None) -> Path | None:
     """The folder of a trained model, where `pretrained` is one."""
     if pretrained in (None, True, False, *WITHOUT_FILE):
         return None
-    folder = paths.resolve(str(pretrained))
+    folder = paths.find(str(pretrained))
     if (folder / MODEL_FILE).is_file():
         return folder
     return None
