@@ -23,7 +23,9 @@ ROWS = ("unified", "harmonic")
 # The frozen backbone as it comes.
 BARE = METHODS["pretrained"]
 
+# What is advised after a warning.
 _OTHERS = "to train another: method whitened, a lower lr, fewer or more epochs, or more images"
+_OF_NO_TRAINING = "to gain on it: more images"
 
 
 def warn_if_below(run: Run, folder: Path) -> None:
@@ -58,7 +60,9 @@ def warn_if_below(run: Run, folder: Path) -> None:
         said = _on_held_out_images(best, by_backbone["harmonic"])
     if not said:
         return
-    warnings.warn(f"{said}; {_use(beside)}; {_OTHERS}", stacklevel=3)
+    trained = record["parameters"]["trainable"] > 0
+    advice = _OTHERS if trained else _OF_NO_TRAINING
+    warnings.warn(f"{said}; {_use(beside)}; {advice}", stacklevel=3)
 
 
 def _warn_if_start_is_best(start: Path, best: dict[str, Any] | None) -> None:
