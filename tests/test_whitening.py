@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from test_held_out import CLASSES, assert_same_weights, put_scores, root, weights  # noqa: F401
 
 from pumalib import config, embedder, models, training
 from pumalib.data import held_out as held_out_classes
 from pumalib.models import whitening
 from pumalib.training import frozen, held_out, loop, run_folder
-from test_held_out import CLASSES, assert_same_weights, put_scores, root, weights  # noqa: F401
 
 RECIPE = config.Training(epochs=2, batch_size=6, lr=1e-4, device="cpu")
 WHITENED = config.METHODS["whitened"]
