@@ -289,15 +289,25 @@ def _embedder(model: str, pretrained: str | None) -> "Embedder":
     from . import embedder, training
 
     device = training.choose_device("auto")
-    weights = _known_path(pretrained) if pretrained else None
-    if model in embedder.KEPT:
-        return embedder.load(model, weights, device)
+    return embedder.named(_known_model(model), _known_weights(pretrained), device)
+
+
+def _known_model(model: str) -> str:
+    """A model's name, or its folder in full, as the shell means it or in the project."""
+    from . import embedder
+
     folder = _known_path(model)
+    if model in embedder.KEPT:
+        return model
     if folder.is_dir():
-        return embedder.load(folder, weights, device)
+        return str(folder)
     if folder.name != model:
         raise FileNotFoundError(f"no folder {model}, here or in the project")
-    return embedder.frozen(model, weights or "hub", device=device)
+    return model
+
+
+def _known_weights(pretrained: str | None) -> str | None:
+    return str(_known_path(pretrained)) if pretrained else None
 
 
 def _known_path(path: str) -> Path:
@@ -306,6 +316,18 @@ def _known_path(path: str) -> Path:
 
     near = _absolute(path)
     return near if near.exists() else paths.resolve(path)
+
+
+def _embed_parts() -> Any:
+    """What embeds on a cluster, which needs Dask."""
+    try:
+        from .study import embed_parts
+    except ImportError as error:
+        remedy = "pip install 'pumalib[study]'"
+        raise click.ClickException(
+            f"--scheduler needs the package {error.name!r}: {remedy}"
+        ) from None
+    return embed_parts
 
 
 def _said(index: "FolderIndex", counts: Any) -> str:
@@ -320,6 +342,11 @@ def _said(index: "FolderIndex", counts: Any) -> str:
 @weights_option
 @store_option
 @workers_option
+@click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    help="of a Dask scheduler whose workers embed: folder, model and --store must be seen by all",
+)
 def embed(  # noqa: PLR0917 - click gives them by name
     folder: Path,
     output: Path,
@@ -327,6 +354,7 @@ def embed(  # noqa: PLR0917 - click gives them by name
     pretrained: str | None,
     store: Path | None,
     workers: int,
+    scheduler: str | None,
 ) -> None:
     """Write the embeddings of a folder's images, at any depth, to a file of numpy.
 
@@ -334,7 +362,12 @@ def embed(  # noqa: PLR0917 - click gives them by name
     embeds only what is new or changed.  What cannot be read is listed and left out.
     """
     index = _folder_index(folder, model, pretrained, store, workers=workers)
-    counts = index.update()
+    if scheduler is None:
+        counts = index.update()
+    else:
+        embed_parts = _embed_parts()
+        source = embed_parts.Source(_known_model(model), _known_weights(pretrained))
+        counts = embed_parts.update(index, source, scheduler)
     index.write_vectors(output)
     click.echo(_said(index, counts))
     click.echo(f"{output}: {len(index.table):,} x {index.embedder.model.dim}")

@@ -50,8 +50,8 @@ def list_models() -> list[str]:
     """Names of the trained models that come with the package, as `load` takes them.
 
     >>> import pumalib
-    >>> pumalib.list_models()
-    ['mini', 'mini-puma']
+    >>> "mini" in pumalib.list_models()
+    True
     """
     return list(embedder.KEPT)
 
@@ -107,7 +107,7 @@ def read_scores(folder: str | Path) -> pd.DataFrame:
     >>> list(scores.index)
     ['photos', 'aircraft', 'flowers', 'unified', 'harmonic']
     """
-    record = run_folder.read_record(paths.resolve(folder))
+    record = run_folder.read_record(paths.find(folder))
     return pd.DataFrame(record["table"]).set_index("dataset")
 
 

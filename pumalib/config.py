@@ -104,7 +104,7 @@ class Data:
 
     # A name of data.READERS.
     benchmark: str = "mini"
-    # Folder of the datasets, absolute or relative to the project; not used by "mini".
+    # Folder of the datasets, absolute or as `paths.find` has it; not used by "mini".
     root: str | None = None
     # CSV of path,split in place of root/split.csv: "folders" takes those images alone.
     split: str | None = None
@@ -140,8 +140,9 @@ class Method:
     name: str = "linear"
     # Train every weight of the backbone too.
     tune_backbone: bool = False
-    # mlp3 with GELU (authors' code); none: the backbone's own features, as wide as they are.
-    head: Literal["linear", "mlp3", "mlp3-relu", "none"] = "linear"
+    # mlp3 with GELU (authors' code); none: the backbone's own features, as wide as they are;
+    # whitened: these, by their spread within the training classes (models/whitening.py).
+    head: Literal["linear", "mlp3", "mlp3-relu", "none", "whitened"] = "linear"
 
     # M of Eq. 7; 0 = no prompt, 1 = one prompt for all images (VPT), more = conditional pool.
     prompts: Count = 0
@@ -201,6 +202,7 @@ class Method:
 _METHODS = [
     Method("full", tune_backbone=True),
     Method("pretrained", head="none"),  # trains nothing: the 0 shots of Fig. 6
+    Method("whitened", head="whitened"),  # computed in a pass over the training images
     Method("linear"),
     Method("mlp3", head="mlp3"),
     Method("vpt", prompts=1),
@@ -557,7 +559,7 @@ class Profile:
 def profile(name: str, /, **changes: Any) -> Profile:
     """Read `notebooks/profiles/<name>.yaml`, or the YAML file `name`.
 
-    A file is absolute, or relative to the project.  `changes` that are not None replace the file's
+    A file is absolute, or as `paths.find` has it.  `changes` that are not None replace the file's
     word: any field of `Profile`, `Data` or `Training`; a field of `Training` wins over the recipes
     `full` and `frozen`, and over what was `tuned`, too.  Raises ValueError, which names a bad field
     and what is allowed.
@@ -606,7 +608,7 @@ def _profile_file(name: str) -> Path:
     known = _our_profiles()
     if name in known:
         return known[name]
-    file = paths.resolve(name)
+    file = paths.find(name)
     if file.is_file():
         return file
     if paths.IN_CHECKOUT:

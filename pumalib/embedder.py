@@ -19,17 +19,17 @@ from . import export, paths
 from .config import METHODS, Data, Run
 from .data import Benchmark, batches
 from .data.images import ImageError, View, decode, normalise, pixels
-from .models import EmbeddingModel, backbones, build, load_model, save_whole
+from .models import EmbeddingModel, backbones, build, load_model, save_trained, save_whole
 from .progress import bar
 
 # Images that pass the network at a time where a benchmark is embedded.
 _BATCH = 256
 # The benchmark whose pictures have the network's size, and are shown as they are.
 _SHOWN_AS_THEY_ARE = "mini"
-
-
-# Trained models that come with the package, by name: folders of `kept`, with a card each.
-KEPT = ("mini", "mini-puma")
+# Where the trained models lie that come with the package: a folder each, with a card.
+KEPT_FOLDER = Path(__file__).parent / "kept"
+# Their names.
+KEPT = tuple(sorted(file.parent.name for file in KEPT_FOLDER.glob("*/model.safetensors")))
 
 
 def load(
@@ -40,7 +40,7 @@ def load(
     Arguments and errors are else those of `models.load_model`.
     """
     if folder in KEPT:
-        folder = Path(__file__).parent / "kept" / folder
+        folder = KEPT_FOLDER / folder
     model, run = load_model(folder, pretrained)
     return Embedder(model.to(device), run)
 
@@ -64,6 +64,18 @@ def frozen(
     )
     model = build(run.method, backbone, run.dim, pretrained=pretrained, image_size=image_size)
     return Embedder(model.to(device).eval(), run)
+
+
+def named(
+    model: str, pretrained: str | Path | None = None, device: str | torch.device = "cpu"
+) -> "Embedder":
+    """Load what a command calls a model: one of `KEPT`, a model's folder, or a backbone of timm's.
+
+    Arguments and errors are else those of `load` and `frozen`.
+    """
+    if model in KEPT or paths.find(model).is_dir():
+        return load(model, pretrained, device)
+    return frozen(model, pretrained or "hub", device=device)
 
 
 # ---- a benchmark's images
@@ -182,6 +194,18 @@ class Embedder:
         dtype = torch.float16 if half else torch.float32
         save_whole(self.model, self.run, place, dtype)
         export.write_folder(self.model, self.run, self.view, place, about)
+        return place
+
+    def save_trained(self, folder: str | Path, about: str = "") -> Path:
+        """Write what was trained alone, as `save` does; `load` puts it onto its frozen backbone.
+
+        The backbone's weights come from timm's hub then, or from `load(folder, pretrained=FILE)`;
+        others than it was trained on are refused.  Raises ValueError where the backbone was trained
+        too, OSError where it cannot be written.
+        """
+        place = paths.resolve(folder)
+        save_trained(self.model, self.run, place)
+        export.write_folder(self.model, self.run, self.view, place, about, with_backbone=False)
         return place
 
     def to_onnx(self, file: str | Path) -> Path:

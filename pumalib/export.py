@@ -126,12 +126,21 @@ def _onnx_packages() -> tuple[Any, Any]:
 # ---- a folder with a card and a configuration
 
 
-def write_folder(model: EmbeddingModel, run: Run, view: View, folder: Path, about: str) -> None:
+def write_folder(  # noqa: PLR0917 - all that a folder tells
+    model: EmbeddingModel,
+    run: Run,
+    view: View,
+    folder: Path,
+    about: str,
+    with_backbone: bool = True,
+) -> None:
     """Write `config.json` and the card `README.md` beside a model's `model.safetensors`.
 
     `about` is the card's own text: data, licence, scores, intended use.
     """
     content = {"library_name": "pumalib", **_description(model, run, view)}
+    if not with_backbone:
+        content["backbone_included"] = False
     with paths.written_whole(folder / "config.json") as file:
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     with paths.written_whole(folder / "README.md") as file:
@@ -162,6 +171,11 @@ def _card(name: str, content: Mapping[str, Any], about: str) -> str:
     millions = f"{parameters['total'] / 1e6:.2f} M parameters"
     size = content["preprocessing"]["centre_crop"]
     unit = ", of length 1" if content["l2_normalised"] else ""
+    arguments = '"<this folder>"'
+    needs = ""
+    if not content.get("backbone_included", True):
+        arguments += ', pretrained="<its weights>.safetensors"'
+        needs = " The backbone is not inside: without `pretrained` timm's hub is asked for it."
     lines = [
         "---",
         "library_name: pumalib",
@@ -178,11 +192,11 @@ def _card(name: str, content: Mapping[str, Any], about: str) -> str:
         "```python",
         "import pumalib",
         "",
-        'model = pumalib.load("<this folder>")',
+        f"model = pumalib.load({arguments})",
         'vectors = model.embed(["a.jpg", "b.jpg"])',
         "```",
         "",
-        "`config.json` has the settings and what happens to an image before the network.",
+        f"`config.json` has the settings and what happens to an image before the network.{needs}",
     ]
     if about:
         lines += ["", about.strip()]

@@ -6,7 +6,7 @@ print(index.search("holiday/beach.jpg", 5))
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class _Embedded:
+class EmbeddedFiles:
     """What became of some files."""
 
     vectors: np.ndarray  # (n, dim), of length 1, of the files that could be read
@@ -128,18 +128,25 @@ class FolderIndex:
         # Photographs are turned as their EXIF data says, however the model was tested.
         turned = replace(embedder.run.data, upright=True)
         self._upright = Embedder(embedder.model, replace(embedder.run, data=turned))
-        self.folder = paths.resolve(folder)
+        self.folder = paths.find(folder)
         self.store = paths.resolve(store) / _model_hash(embedder)
         self._read()
 
-    def update(self) -> Counts:
+    def missing(self) -> pd.DataFrame:
+        """The images that `update` would embed, as of `list_images`: new and changed ones."""
+        now = list_images(self.folder)
+        self._read()
+        known = self.table.reset_index().merge(now)
+        return now[~now["path"].isin(known["path"])]
+
+    def update(self, embed: Callable[[pd.DataFrame], EmbeddedFiles] | None = None) -> Counts:
         """Bring the index to the present state of the folder.
 
         Only new and changed images are embedded; what is done is written after every 1,000 of
         them or, where it holds more, a tenth of these.  Prints the name of each image that cannot
-        be read: it is not in the index, and is
-        tried again by the next update.  Raises FileNotFoundError and ValueError as of
-        `list_images`, ValueError where no image can be read.
+        be read: it is not in the index, and is tried again by the next update.  `embed` takes rows
+        of `list_images` and stands in for `embed_files`.  Raises FileNotFoundError and ValueError
+        as of `list_images`, ValueError where no image can be read.
         """
         now = list_images(self.folder)
         self._read()
@@ -149,11 +156,13 @@ class FolderIndex:
             self._remove(stale)
 
         missing = now[~now["path"].isin(self.table["path"])]
+        embed = embed or self.embed_files
         unreadable: dict[str, str] = {}
         start = 0
         while start < len(missing):
             end = start + max(PART, len(self.table) // 10)
-            unreadable.update(self._add(missing.iloc[start:end]))
+            files = missing.iloc[start:end]
+            unreadable.update(self._add(files, embed(files)))
             start = end
         for path, why in unreadable.items():
             print(f"left out: {path} cannot be read as an image ({why})")
@@ -232,7 +241,11 @@ class FolderIndex:
 
     # ---- embedding
 
-    def _embed(self, files: Iterable[str]) -> _Embedded:
+    def embed_files(self, files: pd.DataFrame) -> EmbeddedFiles:
+        """Embed images of the folder, rows of `list_images`, and change nothing."""
+        return self._embed(files["path"])
+
+    def _embed(self, files: Iterable[str]) -> EmbeddedFiles:
         """Embed files of the folder, turned as their EXIF data says."""
         names = list(files)
         # Read a batch at a time: a folder need not fit into memory.
@@ -242,7 +255,7 @@ class FolderIndex:
         faiss.normalize_L2(embedded.vectors)
         read = [names[place] for place in embedded.places]
         unreadable = {names[place]: why for place, why in embedded.unreadable.items()}
-        return _Embedded(embedded.vectors, read, unreadable)
+        return EmbeddedFiles(embedded.vectors, read, unreadable)
 
     def _embed_query(self, image: str | Path | Image.Image | np.ndarray) -> np.ndarray:
         """Embed one image: (1, dim), of length 1."""
@@ -262,9 +275,8 @@ class FolderIndex:
 
     # ---- what is in the index, and on disk
 
-    def _add(self, files: pd.DataFrame) -> dict[str, str]:
-        """Embed new files and write the index; return those that cannot be read, and why."""
-        embedded = self._embed(files["path"])
+    def _add(self, files: pd.DataFrame, embedded: EmbeddedFiles) -> dict[str, str]:
+        """Take in new files and write the index; return those that cannot be read, and why."""
         last = self._next_number + len(embedded.read)
         numbers = pd.RangeIndex(self._next_number, last, name="id")
         self._vectors.add_with_ids(embedded.vectors, numbers.to_numpy())

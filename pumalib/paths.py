@@ -89,6 +89,15 @@ def resolve(path: str | Path) -> Path:
     return ROOT / Path(path).expanduser()
 
 
+def find(path: str | Path) -> Path:
+    """What is to be read: `resolve`, or the current folder's where the project has no such."""
+    of_project = resolve(path)
+    here = Path.cwd() / Path(path).expanduser()
+    if not of_project.exists() and here.exists():
+        return here
+    return of_project
+
+
 def shown(path: Path) -> str:
     """`path` relative to the project, as it reads on any machine; one elsewhere as it is."""
     if path.is_relative_to(ROOT):

@@ -72,6 +72,7 @@ def write_file(text):
 
 
 @pytest.mark.filterwarnings("ignore:the frozen backbone finds")
+@pytest.mark.filterwarnings("ignore:no epoch finds more than the model that it began from")
 def test_every_block_of_the_page_runs_as_it_stands(reader, capsys):
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package)

@@ -1,5 +1,7 @@
 """A trained model for others: a folder that needs nothing else, ONNX, and the one in the box."""
 
+import copy
+import importlib.util
 import json
 import re
 import shutil
@@ -8,12 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 
 import pumalib
 from pumalib import config, data, embedder, evaluation, export, models, paths
+from pumalib.__main__ import main
 from pumalib.embedder import Embedder
+from pumalib.study import store
 from pumalib.training import run_name
 
 RUN = config.Run(
@@ -181,6 +186,117 @@ def test_onnx_that_differs_is_not_written(model, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="differ from torch's by 2.0e-04, more than 0.0001"):
         model.to_onnx(tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+# ---- what was trained alone
+
+
+@pytest.fixture
+def on_test_vit(tmp_path):
+    """PUMA on a small vision transformer of timm's, whose weights lie in a file."""
+    weights = tmp_path / "weights.safetensors"
+    torch.manual_seed(3)
+    backbone = models.backbones.create("test_vit", "random")
+    safetensors.torch.save_file(backbone.state_dict(), weights)
+    images = replace(RUN.data, image_size=32)
+    run = replace(RUN, data=images, backbone="test_vit", pretrained=str(weights))
+    network = models.build(run.method, "test_vit", 16, pretrained=weights, image_size=32)
+    return Embedder(network.eval(), run), weights
+
+
+def test_the_trained_part_is_put_onto_the_backbone_of_a_file(on_test_vit, pictures, tmp_path):
+    ours, weights = on_test_vit
+    folder = ours.save_trained(tmp_path / "parts", about="## Data\n\nNone.")
+    names = safetensors.torch.load_file(folder / "model.safetensors").keys()
+    assert not [name for name in names if name.startswith("backbone.")]
+    for file in folder.iterdir():
+        assert str(tmp_path).encode() not in file.read_bytes(), "no place of this machine"
+    again = pumalib.load(folder, pretrained=weights)
+    np.testing.assert_allclose(again.embed(pictures), ours.embed(pictures), atol=1e-6)
+    assert 'pretrained="<its weights>.safetensors"' in (folder / "README.md").read_text()
+    assert json.loads((folder / "config.json").read_text())["backbone_included"] is False
+
+
+def test_without_a_file_the_hub_is_asked_and_other_weights_are_refused(
+    on_test_vit, pictures, tmp_path, monkeypatch
+):
+    ours, weights = on_test_vit
+    folder = ours.save_trained(tmp_path / "parts")
+    asked = []
+    from_timm = models.backbones._from_timm
+
+    def hub(name, pretrained, image_size):
+        asked.append(pretrained)
+        made = from_timm(name, False, image_size)
+        if pretrained and len(asked) == 1:
+            models.backbones._load(made, weights, name)
+        return made
+
+    monkeypatch.setattr(models.backbones, "_from_timm", hub)
+    np.testing.assert_allclose(
+        pumalib.load(folder).embed(pictures), ours.embed(pictures), atol=1e-6
+    )
+    assert asked == [True]
+    with pytest.raises(ValueError, match="adapts another backbone .* give pretrained="):
+        pumalib.load(folder)
+
+
+def test_a_backbone_of_its_own_is_saved_whole(on_test_vit, tmp_path):
+    ours, _ = on_test_vit
+    for changes in ({"pretrained": "random"}, {"pretrained": str(KEPT / "mini")}):
+        other = Embedder(ours.model, replace(ours.run, **changes))
+        with pytest.raises(ValueError, match="save the whole model"):
+            other.save_trained(tmp_path / "parts")
+    torch.manual_seed(0)
+    full = models.build("full", "mini_vit", 16, pretrained="embedded")
+    run = replace(RUN, method=config.METHODS["full"], pretrained="embedded")
+    with pytest.raises(ValueError, match="'full' .* save the whole model"):
+        Embedder(full, run).save_trained(tmp_path / "parts")
+    assert not (tmp_path / "parts").exists()
+
+
+def _trials_program():
+    place = paths.ROOT / "data" / "photos-8" / "kept.py"
+    spec = importlib.util.spec_from_file_location("photos_8_kept", place)
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    return program
+
+
+def test_the_trials_program_keeps_a_run_by_a_name(tmp_path, monkeypatch, capsys, pictures):
+    """Of another profile, as the trial's models are not trained here."""
+    monkeypatch.setattr(paths, "RESULTS", tmp_path / "results")
+    assert main(["train", "linear", "--profile", "smoke"]) == 0
+    (folder,) = (tmp_path / "results" / "smoke" / "runs").glob("linear-*")
+    program = _trials_program()
+    place = tmp_path / "kept" / "small-linear"
+    program.keep(folder, place, "smoke")
+
+    assert (place / "model.safetensors").stat().st_size < program.MOST_BYTES
+    card = (place / "README.md").read_text()
+    for heading in ("Data", "Scores", "Licence", "Intended use", "How it was made"):
+        assert f"\n## {heading}\n" in card
+    unified = 100 * pumalib.read_scores(folder).at["unified", "R@1"]
+    assert f"| unified | {unified:.1f} [" in card
+    monkeypatch.setattr(embedder, "KEPT_FOLDER", tmp_path / "kept")
+    monkeypatch.setattr(embedder, "KEPT", ("small-linear",))
+    assert pumalib.list_models() == ["small-linear"]
+    np.testing.assert_allclose(
+        pumalib.load("small-linear").embed(pictures), pumalib.load(folder).embed(pictures)
+    )
+
+    other = folder.with_name("linear-curricularface-00000000")
+    with pytest.raises(ValueError, match="no run 'linear-curricularface-00000000' is kept"):
+        program.keep(other, tmp_path / "kept" / "other", "smoke")
+    monkeypatch.setattr(program, "MOST_BYTES", 1000)
+    with pytest.raises(ValueError, match="more than 1,000: not kept"):
+        program.keep(folder, tmp_path / "kept" / "large", "smoke")
+    record = copy.deepcopy(store.record(folder.name, "smoke"))
+    record["table"][0]["R@1"] += 0.1
+    monkeypatch.setattr(store, "record", lambda name, profile: record)
+    with pytest.raises(ValueError, match="it is another model"):
+        program.keep(folder, tmp_path / "kept" / "other", "smoke")
+    assert [one.name for one in (tmp_path / "kept").iterdir()] == ["small-linear"]
 
 
 # ---- the model in the box

@@ -3,6 +3,7 @@
 import base64
 import re
 import shutil
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -148,6 +149,23 @@ def test_a_model_and_weights_are_found_where_the_shell_stands(home, capsys, monk
     assert _from_shell(given)["root"] == "photos", "in the project a path stays as it was given"
 
 
+def test_python_reads_where_the_shell_stands_too(home):
+    """The project is elsewhere, and has none of these."""
+    assert not (paths.ROOT / "photos").exists()
+    pumalib.load("mini").save(home / "mine")
+    model = pumalib.load("mine")
+    found = index.FolderIndex(model, "photos", home / "store")
+    assert found.update().new == 16
+    (home / "own.yaml").write_text(
+        "data: {benchmark: folders, root: photos, image_size: 48}\n"
+        "training: {epochs: 1, batch_size: 6, device: cpu}\n"
+    )
+    folder = pumalib.train("own.yaml", "whitened")
+    assert pumalib.read_scores(folder).at["unified", "queries"] == 8
+    went_on = pumalib.train("own.yaml", "full", pretrained="mine")
+    assert pumalib.load(went_on).run.pretrained == "mine"
+
+
 # ---- the page
 
 
@@ -214,6 +232,30 @@ def test_a_model_below_its_frozen_backbone_says_so(home, monkeypatch):
     scores = pumalib.read_scores(beside)
     assert f"finds {100 * scores.at['unified', 'R@1']:.1f}%" in text
     assert {run.name for run in folder.parent.iterdir()} == {folder.name, Path(beside).name}
+
+
+def test_a_run_that_ends_below_prints_lines_that_work(home, capsys):
+    """A network of one number an image finds less: nothing is stated here, all is measured."""
+    with pytest.warns(UserWarning, match="the frozen backbone finds") as said:
+        folder = pumalib.train(replace(profile(home), dim=1), "linear")
+    text = str(said[0].message)
+    line, name = re.search(r"to use it: (pumalib\.load\('.+?'\)), or --model (\S+);", text).groups()
+    bare = eval(line, {"pumalib": pumalib})
+
+    test = ["keys", "mugs"]
+    files = sorted(file for one in test for file in (home / "photos" / one).iterdir())
+    labels = [file.parent.name for file in files]
+    by_model, by_bare = (
+        pumalib.evaluate(model.embed(files), labels).at["all", "R@1"]
+        for model in (pumalib.load(folder), bare)
+    )
+    assert by_model < by_bare
+    assert f"finds {100 * by_bare:.1f}% on these folders, your model {100 * by_model:.1f}%" in text
+
+    assert call(capsys, "embed", "photos", "-o", "vectors.npz", "--model", name)[0] == 0
+    stored = np.load(home / "vectors.npz")
+    expected = bare.embed([home / "photos" / path for path in stored["paths"]])
+    np.testing.assert_allclose(stored["vectors"], expected, atol=1e-5)
 
 
 def test_the_command_warns_too(home, capsys, monkeypatch):

@@ -19,7 +19,7 @@ from PIL import Image
 from pumalib import evaluation, figures, paths
 from pumalib.__main__ import main
 from pumalib.models import backbones
-from pumalib.study import kept_line, page_parts, page_rows, pages, store
+from pumalib.study import kept_line, page_methods, page_parts, page_rows, pages, store
 
 README = (paths.ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = paths.ROOT / "results"
@@ -182,6 +182,49 @@ def test_changed_hits_refute_what_was_found(copied):
         copied(run, lambda record: set_hits(record, more_found))
     with pytest.raises(ValueError, match="puma < lora does not hold on photos: unified"):
         rewritten(section[0])
+
+
+def test_which_method_takes_a_profile_as_soon_as_it_is_kept(tmp_path, monkeypatch):
+    """`photos-8` is another profile's results under its name; before, it is named as missing."""
+    (tmp_path / "photos").symlink_to(RESULTS / "photos")
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    asked = {
+        "by-images": "profiles: [photos-8, photos]\nmethods: [linear, PUMA]\nshots: [1, 4]",
+        "by-method": "profiles: [photos-8, photos]\nrows: [linear, puma]",
+        "by-distance": "profiles: [photos-8, photos]\nrows: [linear, puma]",
+    }
+    for kind, said in asked.items():
+        page = f"<!-- {kind}:\n{said}\n-->\n<!-- end -->"
+        before = rewritten(page)
+        assert "Not kept yet: `photos-8`." in before
+        assert "| `photos-8` |" not in before
+        (tmp_path / "photos-8").symlink_to(RESULTS / "photos")
+        after = rewritten(before)
+        (tmp_path / "photos-8").unlink()
+        assert "Not kept yet" not in after
+        assert after.count("| `photos-8` |") == after.count("| `photos` |") > 0
+        with pytest.raises(ValueError, match="no profile of photos-8 has rows of"):
+            rewritten(page.replace(", photos]", "]"))
+
+
+def test_which_method_says_the_numbers_of_runs(kept):
+    gap = kept.gap("few_shot/PUMA 4", "few_shot/frozen 0", "photos", "unified")
+    table = page_methods.by_images(kept, ["photos"], ["linear", "PUMA", "LoRA"], [1, 4])
+    cell = f"{gap.points:+.1f} [{gap.low:+.1f}, {gap.high:+.1f}]"
+    (line,) = table.splitlines()[2:]
+    assert line.endswith(f"| {cell} | not run | PUMA |")
+    assert "| highest |" in table.splitlines()[0]
+
+    records = [store.record(name, "photos") for name in runs_of("PUMA")]
+    minutes = np.mean([record["seconds"] for record in records]) / 60
+    images = 87 * 90 * 8
+    line = page_methods.by_method(kept, ["photos"], ["puma"]).splitlines()[2]
+    assert line.endswith(f"| {images:,} | {minutes:.1f} | not measured |")
+
+    by_distance = page_methods.by_distance(kept, ["photos"], ["linear", "puma"]).splitlines()[2:]
+    known = [float(line.split(" | ")[2]) for line in by_distance]
+    assert known == sorted(known, reverse=True)
+    assert len(known) == 5
 
 
 def test_a_changed_verdict_changes_the_page(copied):

@@ -92,6 +92,22 @@ def test_what_only_a_checkout_has_says_so_where_there_is_none(elsewhere):
     assert said == [str(paths.NOTEBOOKS), str(paths.PROFILES), str(paths.PAPER), str(paths.MINI)]
 
 
+def test_what_is_read_is_looked_for_in_the_project_then_where_the_shell_stands(
+    tmp_path, monkeypatch
+):
+    for place in ("project", "shell"):
+        (tmp_path / place / "in both").mkdir(parents=True)
+    (tmp_path / "shell" / "in shell").mkdir()
+    (tmp_path / "project" / "in project").mkdir()
+    monkeypatch.setattr(paths, "ROOT", tmp_path / "project")
+    monkeypatch.chdir(tmp_path / "shell")
+    assert paths.find("in both") == tmp_path / "project" / "in both"
+    assert paths.find("in project") == tmp_path / "project" / "in project"
+    assert paths.find("in shell") == tmp_path / "shell" / "in shell"
+    assert paths.find("nowhere") == tmp_path / "project" / "nowhere"
+    assert paths.find(tmp_path / "shell") == tmp_path / "shell"
+
+
 def test_a_folder_is_listed_once_however_many_files_are_written(tmp_path, monkeypatch):
     listed = []
     glob = Path.glob

@@ -47,11 +47,11 @@ def _state(settings: config.Data) -> str:
     state = reader(settings.benchmark).state
     if state is None or settings.root is None:
         return ""
-    return state(paths.resolve(settings.root), settings.datasets, _split_file(settings))
+    return state(paths.find(settings.root), settings.datasets, _split_file(settings))
 
 
 def _split_file(settings: config.Data) -> Path | None:
-    return paths.resolve(settings.split) if settings.split else None
+    return paths.find(settings.split) if settings.split else None
 
 
 def held_out(settings: config.Data) -> Benchmark:
@@ -92,7 +92,7 @@ def _load(settings: config.Data, seed: int, state: str) -> Benchmark:
 @lru_cache(maxsize=4)
 def _whole(settings: config.Data, state: str) -> Benchmark:
     """The images of all splits that `settings` name, once for each `state` of the files."""
-    root = paths.resolve(settings.root) if settings.root else None
+    root = paths.find(settings.root) if settings.root else None
     split = _split_file(settings)
     benchmark = read(settings.benchmark, root, settings.datasets, split=split)
     if settings.drop_unreadable:

@@ -7,7 +7,15 @@ Read `puma` for the idea, and `parts` for how to add a part of your own.
 from . import backbones
 from .embedding import EmbeddingModel, count_parameters
 from .parts import part_settings
-from .saved import build, load_model, model_folder, save, save_whole, trainable_state
+from .saved import (
+    build,
+    load_model,
+    model_folder,
+    save,
+    save_trained,
+    save_whole,
+    trainable_state,
+)
 
 __all__ = [
     "EmbeddingModel",
@@ -18,6 +26,7 @@ __all__ = [
     "model_folder",
     "part_settings",
     "save",
+    "save_trained",
     "save_whole",
     "trainable_state",
 ]

@@ -83,7 +83,7 @@ def _source(name: str, pretrained: str | bool | Path | None) -> str | Path:
         what = f"pretrained = 'embedded' is only for {_embedded_names()}"
         raise ValueError(f"{what}; for {name!r}: 'hub', 'random' or a file")
     else:
-        file = paths.resolve(source)
+        file = paths.find(source)
         if file.is_dir():
             # A trained model, which `saved.build` begins from.
             file = file / "model.safetensors"

@@ -20,6 +20,8 @@ from .vpt import SinglePrompt
 
 # A part may have this many times the parameters of its backbone.
 LARGEST_PART = 10
+# Heads whose embeddings are as wide as the backbone's features, whatever `dim` is.
+OF_THE_BACKBONES_WIDTH = ("none", "whitened")
 
 
 def build(
@@ -54,9 +56,9 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
 class EmbeddingModel(nn.Module):
     """Images (B, 3, H, W) to embeddings (B, dim).
 
-    They are L2-normalised unless `normalise` is off (`loss.normalised_input`).  Without a head
-    `dim` is the backbone's width.  Raises ValueError where `method` adds what this timm model
-    cannot carry, or what would be too large.
+    They are L2-normalised unless `normalise` is off (`loss.normalised_input`).  Without a head, or
+    with a whitened one, `dim` is the backbone's width.  Raises ValueError where `method` adds what
+    this timm model cannot carry, or what would be too large.
     """
 
     # timm's models have no types.
@@ -93,7 +95,7 @@ class EmbeddingModel(nn.Module):
         # Those that change query, key or value: without any, attention is timm's own.
         self.attention_parts = tuple(part for part in self.parts if type(part).qkv is not Part.qkv)
         self.head = _head(method, width, dim)
-        self.dim = width if method.head == "none" else dim
+        self.dim = width if method.head in OF_THE_BACKBONES_WIDTH else dim
 
     def train(self, mode: bool = True) -> "EmbeddingModel":
         """As nn.Module.train, but a frozen backbone stays in evaluation mode: frozen is frozen."""
@@ -376,6 +378,8 @@ def _own_part(method: config.Method, width: int, layers: int) -> Part | None:
 def _head(method: config.Method, width: int, dim: int) -> nn.Module:
     if method.head == "none":
         return nn.Identity()
+    if method.head == "whitened":
+        return _unfitted(width)
     if method.head == "linear":
         head = nn.Linear(width, dim)
         if method.start == "usual":
@@ -391,3 +395,12 @@ def _head(method: config.Method, width: int, dim: int) -> nn.Module:
         between(),
         nn.Linear(2048, dim),
     )
+
+
+def _unfitted(width: int) -> nn.Linear:
+    """The head "whitened" before it has seen images: the features as they are; never trained."""
+    # It draws nothing.
+    head = nn.utils.skip_init(nn.Linear, width, width)
+    nn.init.eye_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head.requires_grad_(False)

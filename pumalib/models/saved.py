@@ -22,6 +22,8 @@ MODEL_FILE = "model.safetensors"
 # A folder of such a name is a run's: the name ends in a hash of the run.
 _RUN_NAME = re.compile(r".+-[0-9a-f]{8}")
 _BACKBONE = "backbone."
+# What `pretrained` may say that is no file and no folder.
+WITHOUT_FILE = ("embedded", "hub", "random")
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,35 @@ def save_whole(
         file.write_bytes(safetensors.torch.save(state, metadata))
 
 
+def save_trained(model: EmbeddingModel, run: Run, folder: Path) -> None:
+    """Write `model.safetensors` with what was trained alone, to be loaded onto the same backbone.
+
+    It names no file of the machine: where a backbone of timm's came from one, the hub is where it
+    is looked for, unless `load_model` is told.  Raises ValueError where the backbone was trained
+    too, or is to be had nowhere; OSError where it cannot be written.
+    """
+    if model.method.tune_backbone or run.pretrained == "random":
+        what = f"method {model.method.name!r} on weights {run.pretrained!r}"
+        raise ValueError(f"{what} has a backbone of its own: save the whole model")
+    if model_folder(run.pretrained):
+        what = f"it went on from {run.pretrained!r}, with whose backbone alone it would load"
+        raise ValueError(f"{what}: save the whole model")
+    state = trainable_state(model)
+    backbone_digest = backbones.state_digest(model.backbone.state_dict())
+    portable = _without_places(run)
+    if run.pretrained not in WITHOUT_FILE and run.backbone not in backbones.EMBEDDED:
+        portable = replace(portable, pretrained="hub")
+    label = _Label(portable.to_json(), backbone_digest, json.dumps(model.normalise))
+    metadata = {**asdict(label), "digest": label.digest(state)}
+    with paths.written_whole(folder / MODEL_FILE) as file:
+        file.write_bytes(safetensors.torch.save(state, metadata))
+
+
 def _without_places(run: Run) -> Run:
     """The run without the folders and files of the machine that trained it."""
     data = replace(run.data, root=None, split=None)
     pretrained = run.pretrained
-    if pretrained not in ("embedded", "hub", "random"):
+    if pretrained not in WITHOUT_FILE:
         pretrained = Path(pretrained).name
     return replace(run, data=data, pretrained=pretrained)
 
@@ -113,11 +139,11 @@ def load_model(
 ) -> tuple[EmbeddingModel, Run]:
     """Load the trained model of a run's folder, for evaluation, and its run.
 
-    `folder` is absolute, or relative to the project.  `pretrained` says where the backbone's
+    `folder` is absolute, or as `paths.find` has it.  `pretrained` says where the backbone's
     weights are here, None: as in the run.  Raises FileNotFoundError without them, ValueError for a
     file that is damaged, of another run than the folder, or made for another backbone.
     """
-    file = paths.resolve(folder) / MODEL_FILE
+    file = paths.find(folder) / MODEL_FILE
     if not file.is_file():
         raise FileNotFoundError(f"no {MODEL_FILE} in {folder}; a finished run's folder holds one")
     state, label, run = _read(file)
@@ -183,9 +209,9 @@ def build(
 
 def model_folder(pretrained: str | bool | Path | None) -> Path | None:
     """The folder of a trained model, where `pretrained` is one."""
-    if pretrained in (None, True, False, "embedded", "hub", "random"):
+    if pretrained in (None, True, False, *WITHOUT_FILE):
         return None
-    folder = paths.resolve(str(pretrained))
+    folder = paths.find(str(pretrained))
     if (folder / MODEL_FILE).is_file():
         return folder
     return None

@@ -32,11 +32,14 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _one_at_a_time = threading.Lock()
 
 
-def run_each(function: Callable, items: Mapping[str, tuple], address: str, shared: Path) -> None:
+def run_each(
+    function: Callable, items: Mapping[str, tuple], address: str, shared: Path, unit: str = "run"
+) -> None:
     """Call `function(*item)` for every item, by name, on the workers of a Dask scheduler.
 
     Each worker does one at a time; the item of a lost one goes to another.  `address` is the
-    scheduler's or its scheduler file; all workers must see the folder `shared`.
+    scheduler's or its scheduler file; all workers must see the folder `shared`.  What is shown
+    calls an item a `unit`.
 
     Raises RuntimeError where some failed, when all others are finished, and ConnectionError where
     no scheduler answers.
@@ -48,17 +51,21 @@ def run_each(function: Callable, items: Mapping[str, tuple], address: str, share
             client.as_current(),
             tempfile.NamedTemporaryFile(dir=shared, prefix=".shared-") as marker,
         ):
-            failed = _call_each(client, marker.name, function, items)
+            failed = _call_each(client, marker.name, function, items, unit)
     except (CancelledError, ClosedClientError, CommClosedError) as error:
-        remedy = "call again when it is back: finished runs are kept, others go on"
+        remedy = f"call again when it is back: finished {unit}s are kept, others go on"
         raise ConnectionError(f"lost the Dask scheduler at {address}; {remedy}") from error
     if failed:
         first = next(iter(failed.values()))
-        raise RuntimeError(_failure(failed, len(items), shared)) from first
+        raise RuntimeError(_failure(failed, len(items), shared, unit)) from first
 
 
 def _call_each(
-    client: distributed.Client, marker: str, function: Callable, items: Mapping[str, tuple]
+    client: distributed.Client,
+    marker: str,
+    function: Callable,
+    items: Mapping[str, tuple],
+    unit: str,
 ) -> dict[str, BaseException]:
     """Call `function` for every item on the client's workers; by name what some raised."""
     # Items wait here, not in the scheduler, where those queued behind one that kills its workers
@@ -66,7 +73,7 @@ def _call_each(
     waiting = list(items.items())
     running: dict[distributed.Future, str] = {}
     failed: dict[str, BaseException] = {}
-    with bar(total=len(items), desc="runs", unit="run") as progress:
+    with bar(total=len(items), desc=f"{unit}s", unit=unit) as progress:
         while waiting or running:
             workers = len(client.nthreads())
             progress.set_postfix_str(_standing(workers, len(failed)))
@@ -99,14 +106,14 @@ def _standing(workers: int, failed: int) -> str:
     return text
 
 
-def _failure(failed: Mapping[str, BaseException], total: int, shared: Path) -> str:
+def _failure(failed: Mapping[str, BaseException], total: int, shared: Path, unit: str) -> str:
     """What is said of failed items: the first one's error, and the names of all."""
     name, error = next(iter(failed.items()))
     cause = ""
     if isinstance(error, distributed.KilledWorker):
         cause = "out of memory (then choose a smaller micro_batch), or stopped (then call again)? "
     return (
-        f"{len(failed)} of {total} runs failed, the others are finished. "
+        f"{len(failed)} of {total} {unit}s failed, the others are finished. "
         f"{shared / name}: {type(error).__name__}: {cause}{error}; failed: {', '.join(failed)}"
     )
 

@@ -169,7 +169,7 @@ def headline(kept: Kept, rows: Sequence[str]) -> str:
             ]
         )
     names = ["", "Recall@1 here", "in the paper", "trained parameters here", "in the paper"]
-    return _table(names, lines)
+    return markdown_table(names, lines)
 
 
 def claimed_figure(kept: Kept) -> str:
@@ -200,11 +200,11 @@ def rows_table(
         if parameters:
             counts = kept.results(key, profile).parameters.iloc[0] / 1e6
             line.append(f"{counts['trainable']:.2f} / {counts['total']:.2f} M")
-        line += [_with_interval(*kept.levels(key, profile, one)) for one in evaluation.OVERALL]
+        line += [with_interval(*kept.levels(key, profile, one)) for one in evaluation.OVERALL]
         if printed:
             line += [_number(kept.printed(key, "unified")), _printed_harmonic(kept, key)]
         lines.append(line)
-    return _table(names, lines)
+    return markdown_table(names, lines)
 
 
 def _printed_harmonic(kept: Kept, key: str) -> str:
@@ -232,11 +232,11 @@ def differences(
         row, other = _pair(pair)
         gaps = [kept.gap(row, other, profile, column) for column in columns]
         line = [f"{kept.row(row).name} minus {_inside(kept.row(other).name)}"]
-        line += [_with_interval(gap.points, gap.low, gap.high, sign="+") for gap in gaps]
+        line += [with_interval(gap.points, gap.low, gap.high, sign="+") for gap in gaps]
         if printed:
             line += [_number(gap.paper, sign="+") for gap in gaps]
         lines.append(line)
-    return _table(names, lines)
+    return markdown_table(names, lines)
 
 
 def by_dataset(kept: Kept, pairs: Sequence[str], profile: str = "") -> str:
@@ -254,7 +254,7 @@ def verdicts(kept: Kept, profiles: Sequence[str]) -> str:
         counts = _counts(kept.scorecard(kept.profile(profile)))
         numbers = [str(counts[verdict]) for verdict in VERDICTS]
         lines.append([f"`{kept.profile(profile)}`", *numbers, str(counts["supportable"])])
-    return _table(["profile", *VERDICTS, "could have been supported"], lines)
+    return markdown_table(["profile", *VERDICTS, "could have been supported"], lines)
 
 
 def claims_table(kept: Kept, profiles: Sequence[str], prints: Sequence[str] = JUDGED_PRINT) -> str:
@@ -266,7 +266,7 @@ def claims_table(kept: Kept, profiles: Sequence[str], prints: Sequence[str] = JU
         if claim["print"] in prints:
             found = [str(kept.scorecard(profile).at[name, "here"]) for profile in names]
             lines.append([f"Sec. {claim['section']}", claim["claim"], claim["print"], *found])
-    return _table(["section", "claim", "in print", *[f"`{one}`" for one in names]], lines)
+    return markdown_table(["section", "claim", "in print", *[f"`{one}`" for one in names]], lines)
 
 
 def tuned(kept: Kept, profile: str = "") -> str:
@@ -304,7 +304,7 @@ def misprints(kept: Kept) -> str:
         for row, cell in printed.inconsistent(number).iterrows():
             numbers = [f"{cell['printed']:.1f}", f"{cell['recomputed']:.1f}"]
             lines.append([f"Table {number}", row, *numbers])
-    return _table(["table", "row", "printed", "recomputed"], lines)
+    return markdown_table(["table", "row", "printed", "recomputed"], lines)
 
 
 def _counts(scorecard: pd.DataFrame) -> dict[str, int]:
@@ -330,7 +330,8 @@ def _inside(name: str) -> str:
     return name
 
 
-def _with_interval(value: float, low: float, high: float, *rest: float, sign: str = "") -> str:
+def with_interval(value: float, low: float, high: float, *rest: float, sign: str = "") -> str:
+    """As "71.2 [70.1, 72.3]", with `sign` "+" as a difference."""
     return f"{value:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
 
 
@@ -341,7 +342,7 @@ def _number(value: float, unit: str = "", digits: int = 1, sign: str = "") -> st
     return f"{value:{sign}.{digits}f}{unit}"
 
 
-def _table(names: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
+def markdown_table(names: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
     """A table of Markdown; columns of numbers stand to the right."""
     head = f"| {' | '.join(names)} |"
     columns = zip(*lines, strict=True)

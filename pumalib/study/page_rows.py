@@ -79,10 +79,14 @@ class Kept:
     def names(self, key: str, profile: str) -> list[str]:
         """The names of a row's runs; ValueError where none is kept."""
         row = self.row(key)
-        known = self._files(profile, row.file)
+        known = self.rows_of(profile, row.file)
         if row.row not in known:
             raise ValueError(f"results/{profile}/{row.file}.csv has no row {row.row!r}")
         return known[row.row]
+
+    def rows_of(self, profile: str, file: str) -> dict[str, list[str]]:
+        """The names of the runs of each row of results/<profile>/<file>.csv."""
+        return self._files(profile, file)
 
     def _results(self, key: str, profile: str) -> results.Results:
         return results.collect({key: self.names(key, profile)}, profile)

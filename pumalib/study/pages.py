@@ -25,9 +25,11 @@ from pathlib import Path
 import yaml
 
 from .. import evaluation, paths
-from .page_parts import BLOCKS, IN_LINE
+from . import page_methods, page_parts
+from .page_parts import IN_LINE
 from .page_rows import SETTINGS, Kept
 
+BLOCKS = page_parts.BLOCKS | page_methods.BLOCKS
 KINDS = (*IN_LINE, *BLOCKS)
 
 # What a marker has to write ends with the next comment, which must be its end.

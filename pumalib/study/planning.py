@@ -58,7 +58,7 @@ def _name_and_images(run: Run) -> tuple[str, int]:
             raise
         name = run_folder.name_by_digests(run, "unknown", "unknown")
         images = known
-    if run.method.name == "pretrained":  # it trains nothing
+    if run.method.name in ("pretrained", "whitened"):  # they train nothing
         return name, 0
     return name, images * run.training.epochs
 

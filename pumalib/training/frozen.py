@@ -1,9 +1,10 @@
 """Beside a model of one's own folders: what its frozen backbone finds on the same images.
 
 These are the test images or, where epochs were scored, the held-out ones: then no test class is
-looked at to choose between the two.
+looked at to choose between the two.  A model that went on from a trained one is compared with that.
 """
 
+import shlex
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,12 @@ from . import held_out, loop, parallel, run_folder
 # The metric by which the two are compared, and its rows.
 METRIC = "R@1"
 ROWS = ("unified", "harmonic")
+# The frozen backbone as it comes.
+BARE = METHODS["pretrained"]
+
+# What is advised after a warning.
+_OTHERS = "to train another: method whitened, a lower lr, fewer or more epochs, or more images"
+_OF_NO_TRAINING = "to gain on it: more images"
 
 
 def warn_if_below(run: Run, folder: Path) -> None:
@@ -26,33 +33,51 @@ def warn_if_below(run: Run, folder: Path) -> None:
 
     For `folders` alone: a study has the frozen backbone as a row.  Where epochs were scored the
     best one is compared, by the held-out classes.  The backbone is evaluated once for these images,
-    as a run beside `folder`, which `load` takes as any other.
+    as a run beside `folder`, which `load` takes as any other.  Where the run went on from a trained
+    model and was scored, the warning is that no epoch finds more than that.
     """
     if run.data.benchmark != "folders" or not parallel.is_first():
         return
     record = run_folder.read_record(folder)
-    if record["parameters"]["trainable"] == 0:
+    if run.method.name == BARE.name:
         return
-    if model_folder(run.pretrained):
-        # It went on from a trained model: the backbone's own weights are not at hand.
+    best = held_out.best(record["log"])
+    start = model_folder(run.pretrained)
+    if start:
+        # The backbone's own weights are not at hand.
+        _warn_if_start_is_best(start, best)
         return
-    bare = of_backbone(run)
+    bare = of_backbone(run, on_held_out=run.data.holdout or best is not None)
     beside = folder.parent / run_folder.run_name(bare)
     run_folder.make(beside)
     with FileLock(beside / run_folder.LOCK):
         loop.train(bare, beside)
 
     by_backbone = _accuracies(run_folder.read_record(beside))
-    best = held_out.best(record["log"])
     if best is None:
         said = _on_test_images(_accuracies(record), by_backbone)
     else:
         said = _on_held_out_images(best, by_backbone["harmonic"])
     if not said:
         return
-    use = f"to use it: pumalib.load({paths.shown(beside)!r})"
-    train = "to train another: a lower lr, fewer or more epochs, or more images"
-    warnings.warn(f"{said}; {use}; {train}", stacklevel=3)
+    trained = record["parameters"]["trainable"] > 0
+    advice = _OTHERS if trained else _OF_NO_TRAINING
+    warnings.warn(f"{said}; {_use(beside)}; {advice}", stacklevel=3)
+
+
+def _warn_if_start_is_best(start: Path, best: dict[str, Any] | None) -> None:
+    """Warn where no epoch was above the trained model that the run went on from."""
+    if best is None or best["epoch"] > 0:
+        return
+    found = f"{100 * best[held_out.SCORE]:.1f}% on the held-out classes"
+    said = f"no epoch finds more than the model that it began from, {found} (R@1, harmonic mean)"
+    warnings.warn(f"{said}, which is kept; {_use(start)}; {_OTHERS}", stacklevel=4)
+
+
+def _use(folder: Path) -> str:
+    """How the model in a folder is used, in Python and by the commands."""
+    shown = paths.shown(folder)
+    return f"to use it: pumalib.load({shown!r}), or --model {shlex.quote(shown)}"
 
 
 def _on_test_images(found: dict[str, float], by_backbone: dict[str, float]) -> str:
@@ -74,19 +99,18 @@ def _on_held_out_images(best: dict[str, Any], by_backbone: float) -> str:
     return f"{what}, your model {100 * score:.1f}% in its best epoch, {epoch} (R@1, harmonic mean)"
 
 
-def of_backbone(run: Run) -> Run:
+def of_backbone(run: Run, on_held_out: bool) -> Run:
     """The run that trains nothing, of the same backbone and images.
 
-    It tests what `run` tests or, where that scores its epochs, what these are scored on.  What only
-    concerns training is not taken over, so that many runs share it.
+    It tests the test classes, or those that are held out.  What only concerns training is not taken
+    over, so that many runs share it.
     """
-    holdout = run.data.holdout or run.training.score_epochs > 0
     recipe = Training(device=run.training.device, workers=run.training.workers)
     return Run(
-        data=replace(run.data, shots=0, holdout=holdout),
+        data=replace(run.data, shots=0, holdout=on_held_out),
         backbone=run.backbone,
         pretrained=run.pretrained,
-        method=METHODS["pretrained"],
+        method=BARE,
         training=recipe,
     )
 

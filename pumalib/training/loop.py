@@ -27,6 +27,7 @@ from ..data import Benchmark, batches
 from ..data.images import View, unreadable
 from ..data.table import warn_of_duplicates
 from ..embedder import embed_rows
+from ..models import whitening
 from . import checkpoint, held_out, parallel, run_folder, watch
 from .checkpoint import Reached
 from .run_folder import CHECKPOINTS, FINISHED, SETTINGS, write_text
@@ -157,15 +158,39 @@ def build(run: Run, folder: Path) -> Setup:
     model.recompute = run.training.recompute
     if device.type == "cpu" and precision == "bfloat16":
         use_plain_attention(model)
-    return Setup(run, benchmark, labels, model, loss, device, precision, environment, scored)
+    setup = Setup(run, benchmark, labels, model, loss, device, precision, environment, scored)
+    if run.method.head == "whitened":
+        _whiten(setup, folder)
+    return setup
+
+
+def _whiten(setup: Setup, folder: Path) -> None:
+    """Compute the head from the features of the training images, as test images are shown."""
+    model = setup.model
+    normalise = model.normalise
+    # The features themselves: the head is the identity so far.
+    model.normalise = False
+    features = embed_rows(
+        model,
+        setup.benchmark,
+        setup.benchmark.train,
+        setup.run.data,
+        device=setup.device,
+        workers=setup.run.training.workers,
+    )
+    model.normalise = normalise
+    model.train()
+    require_finite(folder, "before training", "a feature is not finite", features)
+    whitening.fit(model.head, torch.from_numpy(features), torch.from_numpy(setup.labels))
 
 
 def _require_one_width(model: models.EmbeddingModel, run: Run) -> None:
-    """Raise ValueError where what trains is not as wide as its loss: without a head."""
+    """Raise ValueError where what trains is not as wide as its loss: with no head of its own."""
     trains = any(parameter.requires_grad for parameter in model.parameters())
     if trains and model.dim != run.dim:
         raise ValueError(
-            f"head = 'none' leaves the backbone's {model.dim} features, and dim = {run.dim}: "
+            f"head = {run.method.head!r} leaves the backbone's {model.dim} features, "
+            f"and dim = {run.dim}: "
             f"set dim = {model.dim}, or choose a head"
         )
 
@@ -221,11 +246,39 @@ def fit(setup: Setup, folder: Path, bar: tqdm) -> Reached:
     reached = checkpoint.resume(folder, setup.model, setup.loss, optimizer)
     with watch.watching(setup.model, setup.loss) as seen:
         fitting = _Fitting(setup, optimizer, folder, bar, reached, seen, time.monotonic())
+        if _start_is_due(setup.run, reached):
+            _score_start(fitting)
         while not _is_over(recipe, fitting.reached):
             _epoch(fitting)
     _take_best(setup, fitting.reached)
     parallel.leave()
     return fitting.reached
+
+
+def _start_is_due(run: Run, reached: Reached) -> bool:
+    """Whether the model is to be scored before its first step: it begins with a trained one."""
+    at_start = reached.epoch == 0 and reached.step == 0 and not reached.log
+    is_trained = models.model_folder(run.pretrained) is not None
+    return at_start and is_trained and run.training.score_epochs > 0
+
+
+def _score_start(fitting: _Fitting) -> None:
+    """Score the model as epoch 0, which is kept where no epoch of training finds more."""
+    setup = fitting.setup
+    value = math.nan
+    if parallel.is_first():
+        fitting.bar.set_postfix_str("the start, held-out classes")
+        value = _held_out_score(setup, fitting.folder, epoch=0)
+    value = parallel.from_first(value, setup.device)
+    row = {
+        "epoch": 0,
+        "loss": None,
+        held_out.SCORE: value,
+        "lr": None,
+        "images_per_second": None,
+        "seconds": 0.0,
+    }
+    fitting.reached = Reached(log=[row], best=_best_weights(fitting, [row]))
 
 
 def _is_over(recipe: Training, reached: Reached) -> bool:
@@ -441,7 +494,7 @@ def make_optimizer(
     """
     in_backbone = {id(p) for p in model.backbone.parameters()}
     backbone = [p for p in model.backbone.parameters() if p.requires_grad]
-    new = [p for p in model.parameters() if id(p) not in in_backbone]
+    new = [p for p in model.parameters() if p.requires_grad and id(p) not in in_backbone]
     of_loss = list(loss.parameters())
 
     groups = [
