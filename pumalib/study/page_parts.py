@@ -294,7 +294,7 @@ def tuned(kept: Kept, profile: str = "") -> str:
             ]
         )
     names = ["method", "base rate", "knob", "held-out harmonic", "of all tried", "settings tried"]
-    return _table(names, lines)
+    return markdown_table(names, lines)
 
 
 def misprints(kept: Kept) -> str:
