@@ -64,7 +64,7 @@ def intervals(
         if zero:
             axis.axhline(0, color=GREY, linewidth=1)
         unit = ylabel if isinstance(ylabel, str) else ylabel[panel]
-        axis.set(xlim=(-0.5, len(places) - 0.5), title=panel, xlabel=xlabel, ylabel=unit)
+        axis.set(xlim=(-0.5, len(places) - 0.5), title=shown(panel), xlabel=xlabel, ylabel=unit)
         _name_places(axis, places, columns)
         axis.grid(axis="x", visible=False)
         drawn[axis] = part.assign(x=part["place"].map(places.index), panel=panel)
