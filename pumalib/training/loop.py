@@ -167,6 +167,8 @@ def build(run: Run, folder: Path) -> Setup:
 def _whiten(setup: Setup, folder: Path) -> None:
     """Compute the head from the features of the training images, as test images are shown."""
     model = setup.model
+    head = model.head
+    assert isinstance(head, nn.Linear)
     normalise = model.normalise
     # The features themselves: the head is the identity so far.
     model.normalise = False
@@ -181,7 +183,7 @@ def _whiten(setup: Setup, folder: Path) -> None:
     model.normalise = normalise
     model.train()
     require_finite(folder, "before training", "a feature is not finite", features)
-    whitening.fit(model.head, torch.from_numpy(features), torch.from_numpy(setup.labels))
+    whitening.fit(head, torch.from_numpy(features), torch.from_numpy(setup.labels))
 
 
 def _require_one_width(model: models.EmbeddingModel, run: Run) -> None:
