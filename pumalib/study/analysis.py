@@ -16,6 +16,7 @@ from ..training import run_folder
 from . import kept_line
 from .run_all import embed_kept, embeddings, loss_of
 from .runs import run_of
+from .store import NotKept
 
 
 class Searcher(NamedTuple):
@@ -117,18 +118,23 @@ def derived(
     profile: str,
     compute: Callable[[], pd.DataFrame],
     names: Sequence[str] = (),
+    *,
+    may_compute: bool = True,
     **settings: Any,
 ) -> pd.DataFrame:
     """What `compute` makes, or once made, as `results/<profile>/derived/<title>-<hash>.csv`.
 
     The hash is of the runs `names` and of `settings`, which must have all that can change the
-    outcome, as a digest of data that is not that of the runs.
+    outcome, as a digest of data that is not that of the runs.  NotKept where it was not made yet
+    and may not be now, as what trains by itself where nothing is to be trained.
     """
     for name in names:
         kept_line.checked_name(name)
     key = run_folder.short_hash([list(names), settings])
     file = paths.RESULTS / profile / "derived" / f"{kept_line.checked_name(title)}-{key}.csv"
     if not file.is_file():
+        if not may_compute:
+            raise NotKept(f"{paths.shown(file)} is not kept, and nothing is to be trained")
         table = compute()
         with paths.written_whole(file) as temporary:
             table.to_csv(temporary, index=False, float_format="%.5g")
