@@ -45,6 +45,7 @@ def tuning_curves(tuned: pd.DataFrame, frozen: float, epochs: int) -> Figure:
         axis.set(ylim=(bottom, top), xlim=_room_around(drawn["rate"]))
         axis.set_title(f"{shown(row)}\n{part['knob'].iloc[0]}: {_values(part)}", fontsize=8)
         axis.minorticks_off()
+        axis.xaxis.set_major_formatter(lambda rate, _: f"{rate:.0e}".replace("e-0", "e-"))
     _only_outer_labels(axes, "base learning rate", "harmonic R@1 (%)")
     finish(figure, axes)
     handles = _meanings(drawn, epochs)
