@@ -95,9 +95,11 @@ def test_words_follow_from_the_interval(kept, monkeypatch):
 
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
-    """A copy of what is kept of the stage and of mini's claims, and a way to change a kept line."""
+    """A copy of what README shows of the kept results, and a way to change a line of the stage."""
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
-    shutil.copytree(RESULTS / "photos", tmp_path / "photos", ignore=shutil.ignore_patterns("*.png"))
+    for profile in ("photos", "photos-8"):
+        without_pictures = shutil.ignore_patterns("*.png")
+        shutil.copytree(RESULTS / profile, tmp_path / profile, ignore=without_pictures)
     (tmp_path / "mini").mkdir()
     shutil.copy(RESULTS / "mini" / "claims.csv", tmp_path / "mini")
 
@@ -238,10 +240,10 @@ def test_a_changed_verdict_changes_the_page(copied):
 
 def test_the_stage_is_one_setting(copied):
     """README with the runs of another profile, here a copy under its name."""
-    (copied.folder / "photos").rename(copied.folder / "photos-8")
-    expected = README.replace("| `photos` |", "| `photos-8` |")
-    expected = expected.replace("results/photos/claimed", "results/photos-8/claimed")
-    assert pages.written(README, page_rows.Kept("photos-8"), "README.md") == expected
+    (copied.folder / "photos").rename(copied.folder / "other")
+    expected = README.replace("| `photos` |", "| `other` |")
+    expected = expected.replace("results/photos/claimed", "results/other/claimed")
+    assert pages.written(README, page_rows.Kept("other"), "README.md") == expected
 
 
 @pytest.mark.parametrize(
