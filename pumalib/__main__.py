@@ -297,7 +297,7 @@ def _known_model(model: str) -> str:
     from . import embedder
 
     folder = _known_path(model)
-    if model in embedder.KEPT:
+    if model in embedder.list_kept():
         return model
     if folder.is_dir():
         return str(folder)

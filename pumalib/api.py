@@ -53,7 +53,7 @@ def list_models() -> list[str]:
     >>> "mini" in pumalib.list_models()
     True
     """
-    return list(embedder.KEPT)
+    return embedder.list_kept()
 
 
 def train(

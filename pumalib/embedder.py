@@ -28,18 +28,21 @@ _BATCH = 256
 _SHOWN_AS_THEY_ARE = "mini"
 # Where the trained models lie that come with the package: a folder each, with a card.
 KEPT_FOLDER = Path(__file__).parent / "kept"
-# Their names.
-KEPT = tuple(sorted(file.parent.name for file in KEPT_FOLDER.glob("*/model.safetensors")))
+
+
+def list_kept() -> list[str]:
+    """Names of the trained models that come with the package."""
+    return sorted(file.parent.name for file in KEPT_FOLDER.glob("*/model.safetensors"))
 
 
 def load(
     folder: str | Path, pretrained: str | Path | None = None, device: str | torch.device = "cpu"
 ) -> "Embedder":
-    """Load a trained model, ready to embed: of a run's folder, or by its name in `KEPT`.
+    """Load a trained model, ready to embed: of a run's folder, or by its name, one of `list_kept`.
 
     Arguments and errors are else those of `models.load_model`.
     """
-    if folder in KEPT:
+    if folder in list_kept():
         folder = KEPT_FOLDER / folder
     model, run = load_model(folder, pretrained)
     return Embedder(model.to(device), run)
@@ -69,11 +72,11 @@ def frozen(
 def named(
     model: str, pretrained: str | Path | None = None, device: str | torch.device = "cpu"
 ) -> "Embedder":
-    """Load what a command calls a model: one of `KEPT`, a model's folder, or a backbone of timm's.
+    """Load what a command calls a model: one that is kept, a model's folder, or a timm backbone.
 
     Arguments and errors are else those of `load` and `frozen`.
     """
-    if model in KEPT or paths.find(model).is_dir():
+    if model in list_kept() or paths.find(model).is_dir():
         return load(model, pretrained, device)
     return frozen(model, pretrained or "hub", device=device)
 

@@ -102,7 +102,7 @@ def by_dataset(kept: page_rows.Kept) -> Figure:
         place = f"{figures.shown(name)}\n(frozen: {level[name]:.0f}%)"
         for key in ("puma", "static", "lora"):
             gap = kept.gap(key, "full", kept.stage, name)
-            line = {"place": place, "row": LABELS[key], "value": gap.points}
+            line = {"place": place, "row": kept.row(key).name, "value": gap.points}
             lines.append(line | {"low": gap.low, "high": gap.high})
     return figures.intervals(pd.DataFrame(lines), "minus full fine-tuning (points)", zero=True)
 
@@ -114,9 +114,9 @@ def keep_probability(kept: page_rows.Kept) -> Figure:
         lines = []
         for p in KEEP_PROBABILITIES:
             levels = kept.levels(f"ablations/p = {p}", profile, "unified")
-            lines.append(_line(levels, LABELS["puma"], p))
+            lines.append(_line(levels, kept.row("puma").name, p))
         full = kept.levels("full", profile, "unified")
-        lines.append(_line(full, LABELS["full"], float("nan")))
+        lines.append(_line(full, kept.row("full").name, float("nan")))
         panels[profile] = pd.DataFrame(lines)
     return figures.against(panels, "keep probability p", "unified R@1 (%)", joined=True)
 
@@ -126,10 +126,10 @@ def loss_and_accuracy(kept: page_rows.Kept) -> Figure:
     panels = {}
     for column in evaluation.OVERALL:
         lines = []
-        for key, label in LABELS.items():
+        for key in ALIKE:
             loss = kept.last_loss(key, kept.stage)
             levels = kept.levels(key, kept.stage, column)
-            lines.append(_line(levels, label, loss))
+            lines.append(_line(levels, kept.row(key).name, loss))
         panels[column] = pd.DataFrame(lines)
     return figures.against(panels, "training loss of the last epoch", "R@1 (%)")
 
@@ -156,14 +156,15 @@ def _curves(
 ) -> Figure:
     """A panel for unified and one for harmonic R@1, with the lines of a table of mini.
 
-    `rows` gives the rows of a line, as "PUMA {}" for each of the places, their key in LABELS.
+    `rows` gives the rows of a line, as "PUMA {}" for each of the places, and their key in
+    docs/pages.yaml.
     """
     lines = []
     for column in evaluation.OVERALL:
         for pattern, key in rows.items():
             for place in places:
                 row = f"{file}/{pattern.format(place)}"
-                line = _line(kept.levels(row, "mini", column), LABELS[key], place)
+                line = _line(kept.levels(row, "mini", column), kept.row(key).name, place)
                 lines.append({**line, "panel": column, "place": f"{place:g}"})
     return figures.intervals(pd.DataFrame(lines), "R@1 (%)", joined=True, xlabel=xlabel)
 
@@ -173,20 +174,20 @@ def _line(levels: pd.Series, label: str, x: float) -> dict:
     return {"row": label, "x": x, **levels[["value", "low", "high"]]}
 
 
-# The rows of the figures by their keys in docs/pages.yaml, as `figures.shown` knows them.
-LABELS = {
-    "linear": "linear",
-    "mlp3": "mlp3",
-    "vpt": "vpt",
-    "pool": "prompt-pool",
-    "lora": "lora",
-    "stochastic-lora": "lora-stochastic",
-    "adaptformer": "adaptformer",
-    "static": "adapter",
-    "stochastic": "adapter-stochastic",
-    "puma": "puma",
-    "full": "full",
-}
+# Rows with one model for all datasets and CurricularFace, by their keys in docs/pages.yaml.
+ALIKE = (
+    "linear",
+    "mlp3",
+    "vpt",
+    "pool",
+    "lora",
+    "stochastic-lora",
+    "adaptformer",
+    "static",
+    "stochastic",
+    "puma",
+    "full",
+)
 FIGURES: dict[str, Callable[[page_rows.Kept], Figure]] = {
     "claimed": claimed,
     "by_dataset": by_dataset,

@@ -630,31 +630,28 @@ def test_a_waffle_has_a_square_for_each_of_its_whole():
 
 class TestVerdicts:
     LONG = " ".join(["a claim of many words"] * 8)
+    NONE = (np.nan, np.nan, np.nan)
     CARD = pd.DataFrame(
         [
-            ("5.1", "small", "holds", "undecided", 2, "a over b, unified: +0.5 [-1.0, +2.0]"),
-            ("5.2", LONG, "fails", "contradicted", 1, "c over d, harmonic: -2.0 [-3.0, -1.0]; it"),
-            ("5.3", "large", "holds", "contradicted", 3, "e over f, small: -7.5 [-9.0, -6.0]"),
-            ("5.4", "true", "not printed", "supported", 1, "g over h, cub: +3.0 [+2.0, +4.0]"),
-            (
-                "5.5",
-                "a time",
-                "not printed",
-                "supported",
-                1,
-                "i over j, slope: +1.25 [+1.00, +1.50]",
-            ),
-            ("5.6", "no row", "holds", "not testable", 0, "no kept table has it"),
-            (
-                "5.6",
-                "... and more",
-                "holds",
-                "undecided",
-                1,
-                "k over l, unified: +0.1 [-1.0, +1.2]",
-            ),
+            ("5.1", "small", "holds", "undecided", 2, 0.5, -1.0, 2.0, True),
+            ("5.2", LONG, "fails", "contradicted", 1, -2.0, -3.0, -1.0, True),
+            ("5.3", "large", "holds", "contradicted", 3, -7.5, -9.0, -6.0, True),
+            ("5.4", "true", "not printed", "supported", 1, 3.0, 2.0, 4.0, True),
+            ("5.5", "a time", "not printed", "supported", 1, 1.25, 1.0, 1.5, False),
+            ("5.6", "no row", "holds", "not testable", 0, *NONE, False),
+            ("5.6", "... and more", "holds", "undecided", 1, 0.1, -1.0, 1.2, True),
         ],
-        columns=["section", "claim", "print", "here", "pairs", "why"],
+        columns=[
+            "section",
+            "claim",
+            "print",
+            "here",
+            "pairs",
+            "value",
+            "low",
+            "high",
+            "in_points",
+        ],
     )
 
     def test_contradicted_first_and_of_each_verdict_the_largest(self):

@@ -57,7 +57,7 @@ def test_settings_that_a_search_chose_stand_beside_what_was_tried(kept, monkeypa
     constructed = pd.DataFrame(lines, columns=columns)
     monkeypatch.setattr(kept, "table", lambda file, profile: constructed)
     text = page_parts.tuned(kept)
-    assert text.splitlines()[-1] == "| `lora` | 1e-4 | `lora_scale` 1 | 65.0 | 50.0 to 60.0 | 2 |"
+    assert text.splitlines()[-1] == "| `lora` | 0.0001 | `lora_scale` 1 | 65.0 | 50.0 to 60.0 | 2 |"
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -55,11 +55,11 @@ def test_time_is_of_steps_that_move_the_proxies():
 
 
 def test_a_line_goes_on_from_the_last_two():
-    at = scale.line_through(torch.tensor([1.0, 10.0, 100.0]), torch.tensor([9.0, 30.0, 210.0]))
-    assert at(100) == pytest.approx(210)
-    assert at(1000) == pytest.approx(2010)
+    counts, values = [1.0, 10.0, 100.0], [9.0, 30.0, 210.0]
+    assert scale.extended(counts, values, 100) == pytest.approx(210)
+    assert scale.extended(counts, values, 1000) == pytest.approx(2010)
     with pytest.raises(ValueError, match="1 measurements: a line needs two"):
-        scale.line_through(torch.tensor([1.0]), torch.tensor([1.0]))
+        scale.extended([1.0], [1.0], 10)
 
 
 def test_pairs_that_a_hinge_leaves_alone_have_no_gradient():

@@ -8,7 +8,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..study import claims
 from .looks import BLACK, BLUE, FALSE, GREY, OURS, TRUE
 from .style import PAGE_WIDTH, empty_panels, finish, styled
 
@@ -84,8 +83,9 @@ IN_PRINT = 104
 def verdicts(card: pd.DataFrame) -> Figure:
     """Claims that could be judged, with the difference that decides each and its interval.
 
-    `card` as of `study.scorecard`: section, claim, print, here, pairs and why.  Contradicted claims
-    stand on top, then the supported and the undecided, of each the largest difference first.  Where
+    `card` as of `study.scorecard`: section, claim, print, here, pairs, and value, low, high and
+    in_points of what decides.  Contradicted claims stand on top, then the supported and the
+    undecided, of each the largest difference first.  Where
     the paper prints the rows of a claim, its own tables' verdict stands beside.
     """
     card = card.assign(claim=_whole_claims(card["claim"]))
@@ -131,14 +131,7 @@ def _whole_claims(claims_of_card: pd.Series) -> list[str]:
 
 
 def _by_weight(card: pd.DataFrame) -> pd.DataFrame:
-    """The claims with value, low, high and in_points, in the order in which they are drawn."""
-    effects = [claims.effect_of(why) for why in card["why"]]
-    card = card.assign(
-        value=[one.value for one in effects],
-        low=[one.low for one in effects],
-        high=[one.high for one in effects],
-        in_points=[one.in_points for one in effects],
-    )
+    """The claims in the order in which they are drawn."""
     order = card["here"].map(list(VERDICTS).index)
     size = -card["value"].abs().where(card["in_points"], 0)
     return card.assign(order=order, size=size).sort_values(["order", "size"], kind="stable")

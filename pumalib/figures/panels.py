@@ -6,15 +6,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
 
 from ..data import check_known
 from ..evaluation import OVERALL
 from .labels import Name, name_ends, name_level, name_points
 from .looks import ABOVE, BELOW, BLACK, GREY, Look, looks_of, shown
-from .style import PAGE_WIDTH, empty_panels, finish, one_scale, styled
+from .style import PAGE_WIDTH, empty_panels, finish, one_scale, styled, write_plain_numbers
 
 # The markers of PUMA and of the frozen backbone: larger, and above all others.
 PROMINENT = ("*", "_")
@@ -201,10 +199,10 @@ def against(
         axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
         if "x" in log:
             axis.set_xscale("log")
-            _write_plain_numbers(axis.xaxis)
+            write_plain_numbers(axis.xaxis)
         if "y" in log:
             axis.set_yscale("log")
-            _write_plain_numbers(axis.yaxis)
+            write_plain_numbers(axis.yaxis)
 
     one_scale([axis for axis in drawn if axis.get_title().split(":")[0] in OVERALL], "y")
     named = _name_lines(drawn, look) if joined else _name_each_point(drawn, look)
@@ -233,12 +231,6 @@ def _name_each_point(drawn: Mapping[Axes, pd.DataFrame], look: Mapping[str, Look
                 names.append(name)
         name_points(axis, names)
     return not is_told
-
-
-def _write_plain_numbers(side: Axis) -> None:
-    """1,000 for 10 to the 3rd, and numbers between powers of ten where there is room."""
-    side.set_major_formatter("{x:,g}")
-    side.set_minor_formatter(LogFormatter())
 
 
 def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int]) -> Figure:

@@ -15,7 +15,9 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 from PIL import Image
 
 from .. import paths
@@ -164,6 +166,26 @@ def finish(
         )
     figure.suptitle(title)
     return figure
+
+
+class _BetweenPowers(LogFormatter):
+    """Numbers between powers of ten, where matplotlib finds room for them."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return _plain(x) if super().__call__(x, pos) else ""
+
+
+def _plain(x: float) -> str:
+    """1,000 or 0.25, and 3e-5 for what is small."""
+    if 0 < abs(x) < 0.001:
+        return f"{x:.0e}".replace("e-0", "e-")
+    return f"{x:,g}"
+
+
+def write_plain_numbers(side: Axis) -> None:
+    """Write the numbers of a logarithmic side as they are, without powers."""
+    side.set_major_formatter(lambda x, _: _plain(x))
+    side.set_minor_formatter(_BetweenPowers())
 
 
 def one_scale(axes: Iterable[Axes], which: str) -> None:

@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from .labels import Name, name_points
 from .looks import BLACK, GREY, OURS, Look, looks_of, shown
-from .style import PAGE_WIDTH, empty_panels, finish, styled
+from .style import PAGE_WIDTH, empty_panels, finish, one_scale, styled, write_plain_numbers
 
 # Points of R@1 below the frozen backbone at which the scale of the curves ends.
 DEPTH = 15
@@ -44,8 +45,8 @@ def tuning_curves(tuned: pd.DataFrame, frozen: float, epochs: int) -> Figure:
         axis.set_xscale("log")
         axis.set(ylim=(bottom, top), xlim=_room_around(drawn["rate"]))
         axis.set_title(f"{shown(row)}\n{part['knob'].iloc[0]}: {_values(part)}", fontsize=8)
+        write_plain_numbers(axis.xaxis)
         axis.minorticks_off()
-        axis.xaxis.set_major_formatter(lambda rate, _: f"{rate:.0e}".replace("e-0", "e-"))
     _only_outer_labels(axes, "base learning rate", "harmonic R@1 (%)")
     finish(figure, axes)
     handles = _meanings(drawn, epochs)
@@ -160,12 +161,14 @@ def where_it_wins(
     _draw_datasets(large, by_dataset, look)
     _shade_sides(large)
     _name_sides(large)
+    _name_datasets(large, by_dataset, look)
     large.text(0.98, 0.02, told, transform=large.transAxes, ha="right", va="bottom", fontsize=8)
     for axis, (title, panel) in zip(small, panels.items(), strict=True):
         _draw_places(axis, panel, look)
         axis.set_title(title, fontsize=9)
         axis.tick_params(labelsize=8)
-    _one_scale(small)
+    one_scale(small, "y")
+    _shade_alike(small)
     for axis in small[::2]:
         axis.set_ylabel("points, harmonic R@1", fontsize=8)
     title = "PUMA minus full fine-tuning, in pairs, with 95% intervals"
@@ -176,10 +179,6 @@ def _draw_datasets(axis: Axes, table: pd.DataFrame, look: Mapping[str, Look]) ->
     for stage, part in table.groupby("stage", sort=False):
         own = look[str(stage)]
         _draw_points(axis, part["frozen"], part, own, label=str(stage))
-        beside: dict[str, Any] = {"xytext": (5, 2), "textcoords": "offset points", "fontsize": 6.5}
-        for one in part.itertuples():
-            name = shown(one.dataset)
-            axis.annotate(name, (one.frozen, one.points), color=own.colour, **beside)
     if len(table):
         axis.set_xscale("log")
         # Room for the names at the right.
@@ -189,6 +188,15 @@ def _draw_datasets(axis: Axes, table: pd.DataFrame, look: Mapping[str, Look]) ->
     axis.set_xlabel("R@1 (%) of the frozen backbone (low: far from its pretraining)")
     axis.set_ylabel("points of R@1 on a dataset")
     axis.set_title("By dataset, all training images", fontsize=9)
+
+
+def _name_datasets(axis: Axes, table: pd.DataFrame, look: Mapping[str, Look]) -> None:
+    """The datasets' names beside their points, once the scale is final."""
+    names = []
+    for one in table.itertuples():
+        colour = look[str(one.stage)].colour
+        names.append(Name(shown(one.dataset), colour, float(one.frozen), float(one.points)))
+    name_points(axis, names)
 
 
 def _draw_places(axis: Axes, panel: pd.DataFrame, look: Mapping[str, Look]) -> None:
@@ -256,13 +264,9 @@ def _name_sides(axis: Axes) -> None:
     axis.text(0.02, below, "Full fine-tuning is ahead", color=BLACK, va="bottom", **beside)
 
 
-def _one_scale(axes: Sequence[Axes]) -> None:
-    """One scale of points for all, with zero in sight."""
-    limits = [axis.get_ylim() for axis in axes if axis.containers]
-    low = min([limit[0] for limit in limits], default=-1.0)
-    high = max([limit[1] for limit in limits], default=1.0)
+def _shade_alike(axes: Sequence[Axes]) -> None:
+    """The sides of panels of one scale, whose numbers stand at the left of each line."""
     for number, axis in enumerate(axes):
-        axis.set_ylim(low, high)
         _shade_sides(axis)
         if number % 2:
             axis.tick_params(labelleft=False)

@@ -114,6 +114,17 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True)
+class Effect:
+    """The difference that decides a claim, with its interval; NaN where none is told."""
+
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    # Whether it is a difference of accuracies, in points, and not one of measures.
+    in_points: bool = False
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What comparisons say of a claim; p-values are None where nothing could be compared."""
 
@@ -122,6 +133,7 @@ class Evidence:
     why: str  # the comparison that decides, or why there is none
     compared: list[Pair] = field(default_factory=list)
     decides: Pair | None = None  # the pair of `why`
+    effect: Effect = field(default_factory=Effect)  # the numbers of `why`
     withheld: list[str] = field(default_factory=list)  # why other pairs of rows were not compared
 
     @property
@@ -338,14 +350,16 @@ def evidence(claim: Claim, judge: Judge) -> Evidence:
     comparisons = sum(one.comparisons for one in judged)
     # All must hold: the weakest statement supports, and any one contradicts.
     weakest = max(judged, key=lambda one: (one.above, -one.decides["value"]))
+    effect = _effect(weakest.decides)
     strongest_against = min(one.below for one in judged)
     tests = sum(one.tests_against for one in judged)
     return Evidence(
         above=weakest.above,
         below=min(1.0, tests * strongest_against),
-        why=_said(weakest.decides, comparisons),
+        why=_said(weakest.decides, effect, comparisons),
         compared=[pair for pairs in compared for pair in pairs],
         decides=weakest.decides["of"],
+        effect=effect,
         withheld=withheld,
     )
 
@@ -397,42 +411,22 @@ def _judged_apart(points: float, lines: pd.DataFrame) -> _Judged:
     return _Judged(above, float(nearer.max()), decides, len(lines), 1)
 
 
-def _said(line: pd.Series, comparisons: int) -> str:
-    """The comparison that decides, in words: "PUMA over VPT, unified: +9.0 [+8.1, +9.9]"."""
+def _effect(line: pd.Series) -> Effect:
+    """The numbers of the comparison that decides."""
     scale = line["of"].scale
-    decimals = 1 if scale == 100 else 2
     value, low, high = scale * line[["value", "low", "high"]].astype(float)
-    said = f"{line['of'].name}, {line['column']}: {value:+.{decimals}f}"
-    if math.isfinite(low):
-        said += f" [{low:+.{decimals}f}, {high:+.{decimals}f}]"
+    return Effect(value, low, high, in_points=scale == 100)
+
+
+def _said(line: pd.Series, effect: Effect, comparisons: int) -> str:
+    """The comparison that decides, in words: "PUMA over VPT, unified: +9.0 [+8.1, +9.9]"."""
+    decimals = 1 if effect.in_points else 2
+    said = f"{line['of'].name}, {line['column']}: {effect.value:+.{decimals}f}"
+    if math.isfinite(effect.low):
+        said += f" [{effect.low:+.{decimals}f}, {effect.high:+.{decimals}f}]"
     if comparisons > 1:
         said += f"; it decides among {comparisons}"
     return said
-
-
-# What `_said` writes of a comparison; points have one decimal, measures two.
-_SAID = re.compile(r": (?P<value>[+-]\d+\.\d+) \[(?P<low>[+-]\d+\.\d+), (?P<high>[+-]\d+\.\d+)\]")
-
-
-@dataclass(frozen=True)
-class Effect:
-    """The difference that decides a claim, with its interval; NaN where none is told."""
-
-    value: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    # Whether it is a difference of accuracies, in points, and not one of measures.
-    in_points: bool = False
-
-
-def effect_of(why: str) -> Effect:
-    """The numbers in the `why` of a scorecard, as `_said` wrote them."""
-    found = _SAID.search(why)
-    if found is None:
-        return Effect()
-    value, low, high = (float(found[name]) for name in ("value", "low", "high"))
-    decimals = len(found["value"].partition(".")[2])
-    return Effect(value, low, high, in_points=decimals == 1)
 
 
 def _compared(claim: Claim, one: Statement, judge: Judge, withheld: list[str]) -> list[Pair]:

@@ -286,7 +286,7 @@ def tuned(kept: Kept, profile: str = "") -> str:
         lines.append(
             [
                 f"`{method}`",
-                f"{setting['rate']:.0e}".replace("e-0", "e-"),
+                f"{setting['rate']:g}",
                 f"`{setting['knob']}` {setting['value']:g}",
                 f"{100 * found['harmonic'].mean():.1f}",
                 f"{tried.min():.1f} to {tried.max():.1f}",

@@ -4,7 +4,7 @@ Bytes are counted, not read off the process: they are the same on every machine.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -66,19 +66,15 @@ def milliseconds(loss: Loss, x: Tensor, labels: Tensor, turns: int) -> float:
     return min(spent[1:])
 
 
-def line_through(counts: Tensor, values: Tensor) -> Callable[[float], float]:
-    """The line through the last two of some measurements, to say what a larger count would need.
+def extended(counts: Sequence[float], values: Sequence[float], count: float) -> float:
+    """What a larger count would need, by the line through the last two of some measurements.
 
     Raises ValueError for fewer than two.
     """
     if len(counts) < 2:
         raise ValueError(f"{len(counts)} measurements: a line needs two")
     slope = (values[-1] - values[-2]) / (counts[-1] - counts[-2])
-
-    def at(count: float) -> float:
-        return float(values[-1] + slope * (count - counts[-1]))
-
-    return at
+    return values[-1] + slope * (count - counts[-1])
 
 
 def share_of_pairs(loss: Loss, x: Tensor, labels: Tensor) -> float:
@@ -90,12 +86,11 @@ def share_of_pairs(loss: Loss, x: Tensor, labels: Tensor) -> float:
     if pairs is None:
         return float("nan")
     x = nn.functional.normalize(x.detach(), dim=1)
+    itself = torch.eye(len(x), dtype=torch.bool)
     same = labels[:, None] == labels
-    positive = same & ~torch.eye(len(x), dtype=torch.bool)
     with torch.enable_grad():
-        # Cosines of anchors with others that are unit vectors: the loss as a function of them.
+        # Anchors whose product with unit vectors is their cosines: the loss as a function of these.
         cosines = (x @ x.T).requires_grad_()
-        value = pairs(cosines, torch.eye(len(x)), positive, ~same)
+        value = pairs(cosines, itself.float(), same & ~itself, ~same)
         (gradient,) = torch.autograd.grad(value, cosines)
-    different = ~torch.eye(len(x), dtype=torch.bool)
-    return float((gradient[different] != 0).float().mean())
+    return float((gradient[~itself] != 0).float().mean())

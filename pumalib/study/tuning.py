@@ -155,11 +155,12 @@ def _second_value(search: Search, scores: Scores) -> list[Trial]:
     trials = []
     for row in search.rows:
         first, second = knob_of(row).values
-        tried = _tried(row, scores)
-        of_first = {setting: tried[setting] for setting in tried if setting.value == first}
-        given = {setting: of_first[setting] for setting in of_first if setting.rate in search.rates}
-        best = _ranked(row, given)[:2]
-        trials += [Trial(row, Setting(setting.rate, second)) for setting in best]
+        at_first = {}
+        for setting, score in _tried(row, scores).items():
+            if setting.value == first and setting.rate in search.rates:
+                at_first[setting] = score
+        best_two = _ranked(row, at_first)[:2]
+        trials += [Trial(row, Setting(setting.rate, second)) for setting in best_two]
     return trials
 
 

@@ -3,6 +3,7 @@
 import fnmatch
 import math
 from collections.abc import Collection, Hashable, Mapping
+from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
@@ -24,8 +25,9 @@ def scorecard(
     not printed.  `here`, with Holm's correction over all claims, is supported (all pairs of rows of
     the print were run and are above zero), contradicted (too many are below), undecided, or not
     testable.  What it rests on: the columns of `_rows_run` and `_rests_on`; `withheld`, why pairs
-    of rows that were run were not compared; `decided_by`, the pair of rows of `why`; and
-    `shared_with`, the other claims that compare one of its pairs of runs.
+    of rows that were run were not compared; `decided_by`, the pair of rows of `why`; `value`,
+    `low`, `high` and `in_points`, its `claims.Effect`; and `shared_with`, the other claims that
+    compare one of its pairs of runs.
     """
     claims = read_claims(file)
     in_print = Print(printed.all_tables())
@@ -54,6 +56,7 @@ def scorecard(
             **_rows_run(claim, in_print, runs),
             "withheld": "; ".join(here.withheld),
             **_rests_on(here, needed, LEVEL / len(claims)),
+            **asdict(here.effect),
         }
     table = pd.DataFrame.from_dict(lines, orient="index").rename_axis("name")
 
