@@ -160,8 +160,8 @@ def where_it_wins(
 
     _draw_datasets(large, by_dataset, look)
     _shade_sides(large)
-    _name_sides(large)
     _name_datasets(large, by_dataset, look)
+    _name_sides(large)
     large.text(0.98, 0.02, told, transform=large.transAxes, ha="right", va="bottom", fontsize=8)
     for axis, (title, panel) in zip(small, panels.items(), strict=True):
         _draw_places(axis, panel, look)
