@@ -63,6 +63,10 @@ def keep_row(row, shifts, rate=0.5, profile="test"):
     return names
 
 
+def records(names):
+    return list(store.records(names, "test").values())
+
+
 def accuracies(names, profile="test"):
     """R@1 (seeds, columns) of some runs, from their hits."""
     lines = []
@@ -82,12 +86,12 @@ def test_a_difference_has_the_variance_of_all_stable_rows():
     stable = [variances[name] for name in ("ours", "theirs", "third")]
     pooled = sum(stable) / 3
     for name in ("ours", "theirs"):
-        spread = seeds.spread(dict(enumerate(rows[name])), "test", Averages())
+        spread = seeds.spread(records(rows[name]), "test", Averages())
         expected = np.maximum(variances[name], pooled)
         found_variance = spread.variance[expected.index]
         pd.testing.assert_series_equal(found_variance, expected, check_names=False)
         assert set(spread.freedom) == {6}
-    wild = seeds.spread(dict(enumerate(rows["wild"])), "test", Averages())
+    wild = seeds.spread(records(rows["wild"]), "test", Averages())
     assert wild.variance["unified"] == pytest.approx(variances["wild"]["unified"])
     assert set(wild.freedom) == {2}
 
@@ -111,7 +115,7 @@ def test_seeds_of_a_row_that_were_kept_before_a_setting_are_of_the_row(monkeypat
     assert older != RUN
     monkeypatch.setattr("test_contrasts.RUN", older)
     ours.append(keep("ours", 2, dict.fromkeys(CLASSES, 0.4)))
-    spread = seeds.spread(dict(enumerate(ours)), "test", Averages())
+    spread = seeds.spread(records(ours), "test", Averages())
     assert set(spread.freedom) == {2}
     expected = accuracies(ours)["unified"].var(ddof=1)
     assert spread.variance["unified"] == pytest.approx(expected)
@@ -135,7 +139,7 @@ def test_an_ensemble_is_judged_over_all_choices_of_its_members():
         rates = {"cars_196": cars, "characters": characters}
         names.append(keep("both", seed, rates, members=[member]))
     table = accuracies(names)
-    spread = seeds.spread(dict(enumerate(names)), "test", Averages())
+    spread = seeds.spread(records(names), "test", Averages())
     choices = [2 / (1 / a + 1 / b) for a in table["cars_196"] for b in table["characters"]]
     assert spread.value["harmonic"] == pytest.approx(np.mean(choices), abs=0.02)
     # Seed by seed one member's luck would make up for the other's.

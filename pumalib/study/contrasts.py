@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -94,24 +95,24 @@ def contrast(
     rows were tested on unlike queries.
     """
     by_seed = [_by_seed(row) for row in rows]
-    common = [seed for seed in by_seed[0] if all(seed in names for names in by_seed)]
+    common = [seed for seed in by_seed[0] if all(seed in records for records in by_seed)]
     if not common:
         told = []
-        for row, names in zip(rows, by_seed, strict=True):
-            told.append(f"{' '.join(row.names)} (seeds {_listed(names)})")
+        for row, records in zip(rows, by_seed, strict=True):
+            told.append(f"{' '.join(row.names)} (seeds {_listed(records)})")
         raise NotTestable(f"{' and '.join(told)} have no seed in common")
 
     distinct = {name for row in rows for name in row.names}
     are_independent = len(distinct) == sum(len(row.names) for row in rows)
     terms = []
-    for row, names in zip(rows, by_seed, strict=True):
-        hits = {seed: store.hits(names[seed], row.profile) for seed in common}
+    for row, records in zip(rows, by_seed, strict=True):
+        hits = {seed: store.unpacked(records[seed], "hits") for seed in common}
         spread = None
         if are_independent:
-            spread = seeds.spread(names, row.profile, averages)
+            spread = seeds.spread(list(records.values()), row.profile, averages)
         terms.append(evaluation.Term(hits, row.sign, spread))
 
-    some_runs = [names[common[0]] for names in by_seed]
+    some_runs = [records[common[0]]["name"] for records in by_seed]
     _require_same_queries(terms, some_runs)
     drawn = units(some_runs[0], rows[0].profile)
     return evaluation.contrast(terms, drawn, averages)
@@ -129,22 +130,25 @@ def of_runs(
     return evaluation.contrast(terms, store.classes(*one), averages)
 
 
-def _by_seed(row: Row) -> dict[int, str]:
-    """The runs of a row by their seeds, an ensemble's being that of its members."""
-    found: dict[int, str] = {}
+def _by_seed(row: Row) -> dict[int, dict[str, Any]]:
+    """The records of a row by their seeds, an ensemble's being that of its members."""
+    found: dict[int, dict[str, Any]] = {}
+    records = store.records(row.names, row.profile)
     for name in row.names:
-        seed = _seed_of(name, row.profile)
+        record = records[name]
+        seed = _seed_of(record, row.profile)
         if seed in found:
-            raise NotTestable(f"{found[seed]} and {name} are of one row and have one seed, {seed}")
-        found[seed] = name
+            raise NotTestable(
+                f"{found[seed]['name']} and {name} are of one row and have one seed, {seed}"
+            )
+        found[seed] = record
     return found
 
 
-def _seed_of(name: str, profile: str | Path) -> int:
-    found = store.record(name, profile)
-    if "members" in found:
-        found = store.record(found["members"][0], profile)
-    return found["run"]["seed"]
+def _seed_of(record: dict[str, Any], profile: str | Path) -> int:
+    if "members" in record:
+        record = store.record(record["members"][0], profile)
+    return record["run"]["seed"]
 
 
 def _listed(numbers: Collection[int]) -> str:

@@ -5,7 +5,7 @@ profile that were tested on the same queries help each other (`evaluation.pooled
 keeping further rows can change an interval a little.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,22 @@ from . import store
 Queries = tuple[tuple[str, int], ...]
 
 
-def spread(names: Mapping[int, str], profile: str | Path, averages: Averages) -> Spread | None:
-    """What is known of the seeds of a row, given by the name of each seed's run.
+def spread(
+    records: Sequence[dict[str, Any]], profile: str | Path, averages: Averages
+) -> Spread | None:
+    """What is known of the seeds of a row, given by the record of each seed's run.
 
     None where it is one seed.
     """
-    if len(names) < 2:
+    if len(records) < 2:
         return None
-    records = [store.record(name, profile) for name in names.values()]
     if "members" in records[0]:
         return _of_ensemble(records, averages)
     rows = _of_rows(profile, store.states(profile), _queries(records[0]), averages)
     return rows[_settings(records[0])]
 
 
-def _of_ensemble(records: list[dict[str, Any]], averages: Averages) -> Spread:
+def _of_ensemble(records: Sequence[dict[str, Any]], averages: Averages) -> Spread:
     tables = pd.DataFrame([_accuracies(record, averages) for record in records])
     datasets = [name for name, _ in _queries(records[0]) if name != "unified"]
     own = {name: tables[name].to_numpy() for name in datasets}

@@ -155,16 +155,25 @@ def _differ(same: list[Line]) -> bool:
 
 
 def record(name: str, profile: str | Path) -> dict[str, Any]:
-    """The record of a kept run; ValueError, with names that are near, where it is not kept.
+    """The record of a kept run; errors as of `records`."""
+    return records([name], profile)[name]
 
-    `Failed` where it has no numbers.
+
+def records(names: Iterable[str], profile: str | Path) -> dict[str, dict[str, Any]]:
+    """The records of kept runs, by name: the files are looked at once.
+
+    Raises ValueError, with names that are near, where one is not kept, and `Failed` where it has no
+    numbers.
     """
     known = read(profile)
-    if name not in known:
-        require_none_failed([name], profile)
-        near = ", ".join(difflib.get_close_matches(name, known)) or "none"
-        raise ValueError(f"no run {name!r} is kept in profile {str(profile)!r}; near: {near}")
-    return known[name]
+    found = {}
+    for name in names:
+        if name not in known:
+            require_none_failed([name], profile)
+            near = ", ".join(difflib.get_close_matches(name, known)) or "none"
+            raise ValueError(f"no run {name!r} is kept in profile {str(profile)!r}; near: {near}")
+        found[name] = known[name]
+    return found
 
 
 def hits(name: str, profile: str | Path) -> dict[str, np.ndarray]:
