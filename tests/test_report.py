@@ -58,8 +58,17 @@ def test_pictures_are_spoken_of_in_their_order(word, mark):
 
 
 def test_the_tables_that_the_text_numbers_are_those():
-    order = re.findall(r"\{#tbl-(\w+)", READ)
-    assert order[:3] == ["ambiguous", "main", "misprints"]
+    order = re.findall(r"^: .*\{#(tbl-\w+)\}$", READ, flags=re.MULTILINE)
+    named = re.findall(r"\[Table (\d+)\]\(#(tbl-\w+)\)", READ)
+    assert len(named) > 3
+    assert {mark: order.index(mark) + 1 for _, mark in named} == {
+        mark: int(number) for number, mark in named
+    }
+
+
+def test_every_table_has_a_caption_and_so_a_number():
+    tables = re.findall(r"^\|[-:|]+\|$", READ, flags=re.MULTILINE)
+    assert len(tables) == len(re.findall(r"\{#tbl-", READ))
 
 
 def test_without_its_tools_the_report_says_what_to_install(monkeypatch, tmp_path):
