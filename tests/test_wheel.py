@@ -102,7 +102,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-assert pumalib.list_models() == ["mini", "mini-puma", "photos-8-puma"]
+of_trial = ["photos-8-linear", "photos-8-lora", "photos-8-puma"]
+assert pumalib.list_models() == ["mini", "mini-puma", *of_trial]
 Path("pictures").mkdir()
 for number in range(3):
     Image.new("RGB", (60, 50), (80 * number, 9, 9)).save(f"pictures/{number}.png")
