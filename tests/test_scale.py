@@ -55,7 +55,8 @@ def test_time_is_of_steps_that_move_the_proxies():
 
 
 def test_a_line_goes_on_from_the_last_two():
-    counts, values = [1.0, 10.0, 100.0], [9.0, 30.0, 210.0]
+    counts = [1.0, 10.0, 100.0]
+    values = [9.0, 30.0, 210.0]
     assert scale.extended(counts, values, 100) == pytest.approx(210)
     assert scale.extended(counts, values, 1000) == pytest.approx(2010)
     with pytest.raises(ValueError, match="1 measurements: a line needs two"):

@@ -85,8 +85,8 @@ def verdicts(card: pd.DataFrame) -> Figure:
 
     `card` as of `study.scorecard`: section, claim, print, here, pairs, and value, low, high and
     in_points of what decides.  Contradicted claims stand on top, then the supported and the
-    undecided, of each the largest difference first.  Where
-    the paper prints the rows of a claim, its own tables' verdict stands beside.
+    undecided, of each the largest difference first.  Where the paper prints the rows of a claim,
+    its own tables' verdict stands beside.
     """
     card = card.assign(claim=_whole_claims(card["claim"]))
     judged = _by_weight(card[card["pairs"] > 0])
