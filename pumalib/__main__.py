@@ -542,9 +542,11 @@ def remove(names: tuple[str, ...], yes: bool) -> None:
 @only_option
 def verify(profile: str | None) -> int:
     """Check numbers, names and models of kept runs; 1 if something is wrong."""
+    from . import data
     from .study import runs as kept_runs
 
-    problems = list(kept_runs.problems(profile))
+    with data.unchanged():
+        problems = list(kept_runs.problems(profile))
     for problem in problems:
         click.echo(problem)
     if not problems:

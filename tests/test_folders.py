@@ -282,6 +282,33 @@ def test_a_changed_folder_is_loaded_anew(root, change):
     assert after.digest == data.read("folders", root).digest
 
 
+def test_files_that_are_unchanged_by_agreement_are_looked_at_once(root, monkeypatch):
+    """Telling the names of many runs asks the file system once for each selection of datasets."""
+    looked = []
+    folders = data.READERS["folders"]
+
+    def counted(*asked):
+        looked.append(asked)
+        return folders.state(*asked)
+
+    reader = dataclasses.replace(folders, state=counted)
+    monkeypatch.setitem(data.READERS, "folders", reader)
+    settings = config.Data(benchmark="folders", root=str(root))
+    one_dataset = dataclasses.replace(settings, datasets=("birds",))
+
+    with data.unchanged():
+        before = data.load(settings)
+        with data.unchanged():
+            data.load(one_dataset)
+        remove_image(root)
+        assert data.load(settings) is before
+        data.load(one_dataset)
+    assert len(looked) == 2
+
+    assert len(data.load(settings).images) == len(before.images) - 1
+    assert len(looked) == 3
+
+
 def test_a_changed_split_file_elsewhere_is_seen(root, tmp_path):
     file = tmp_path / "some.csv"
     rows = [

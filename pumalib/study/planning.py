@@ -7,7 +7,7 @@ import pandas as pd
 
 from .. import training
 from ..config import Data, Profile, Run
-from ..data import expected, load
+from ..data import expected, load, unchanged
 from ..training import run_folder
 from . import store
 from .run_all import Ensemble, asked
@@ -26,14 +26,16 @@ def plan(
     done = store.read(profile.name).keys() | store.failures(profile.name).keys()
     speeds = _speeds(profile)
     lines = {}
-    for wanted in asked(rows, profile, side):
-        for run in wanted.runs:
-            name, images = _name_and_images(run)
-            hours = 0.0
-            if images:
-                alike = (run.method.name, run.backbone, run.data.image_size)
-                hours = images / speeds.get(alike, np.nan) / 3600
-            lines[name] = [run.method.name, images, name in done, hours]
+    with unchanged():
+        wanted = list(asked(rows, profile, side))
+        runs = [run for one in wanted for run in one.runs]
+        sizes = [_name_and_images(run) for run in runs]
+    for run, (name, images) in zip(runs, sizes, strict=True):
+        hours = 0.0
+        if images:
+            alike = (run.method.name, run.backbone, run.data.image_size)
+            hours = images / speeds.get(alike, np.nan) / 3600
+        lines[name] = [run.method.name, images, name in done, hours]
     columns = ["method", "images", "kept", "hours"]
     return pd.DataFrame.from_dict(lines, "index", columns=columns).rename_axis("name")
 

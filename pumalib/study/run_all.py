@@ -17,7 +17,7 @@ import torch
 
 from .. import embedder, evaluation, losses, training
 from ..config import Data, Profile, Run
-from ..data import expected, load
+from ..data import expected, load, unchanged
 from ..training import run_folder
 from . import store
 from .results import Results, collect
@@ -89,10 +89,11 @@ def run_all(
     """
     done = store.read(profile.name)
     failed = store.failures(profile.name)
-    wanted = list(asked(rows, profile, side, done))
     runs_by_name: dict[str, Run] = {}
-    for one in wanted:
-        runs_by_name.update(zip(one.run_names, one.runs))
+    with unchanged():
+        wanted = list(asked(rows, profile, side, done))
+        for one in wanted:
+            runs_by_name.update(zip(one.run_names, one.runs))
     missing = {
         name: run for name, run in runs_by_name.items() if name not in done and name not in failed
     }

@@ -14,6 +14,7 @@ import pandas as pd
 
 from .. import config
 from ..config import Profile, Run, Training
+from ..data import unchanged
 from ..training import run_folder
 from . import store
 from .run_all import run_all
@@ -388,8 +389,9 @@ def replay(search: Search, profile: Profile) -> Progress:
         asked = wanted(search, done.scores)
         if not asked:
             break
-        for trial in asked:
-            name = run_folder.run_name(run_for(trial, profile))
+        with unchanged():
+            names = [run_folder.run_name(run_for(trial, profile)) for trial in asked]
+        for trial, name in zip(asked, names, strict=True):
             if name in kept:
                 done.scores[trial] = _accuracy(kept[name], "harmonic")
             elif name in failed:
