@@ -10,6 +10,7 @@ from PIL import Image
 
 from pumalib import data, models, paths
 from pumalib.study import speed
+from pumalib.study.speed import reading
 
 CPU = torch.device("cpu")
 CLOCK = speed.Clock(CPU, rounds=1)
@@ -140,8 +141,8 @@ class TestPhotographs:
         benchmark = data.load(settings)
         order = [np.array([0, 1, 2]), np.array([5])]
         for stream in (
-            speed._stream(benchmark, settings, order),
-            speed._authors_stream(benchmark, order),
+            reading._stream(benchmark, settings, order),
+            reading._authors_stream(benchmark, order),
         ):
             images = list(stream)
             assert [tuple(some.shape) for some in images] == [(3, 3, 224, 224), (1, 3, 224, 224)]
@@ -158,7 +159,7 @@ class TestPhotographs:
     def test_small_files_have_a_first_and_later_epochs(self):
         setting = speed.StepSetting("mini_vit", 48, torch.float32, CPU)
         spent = {"files": np.array([4.0, 2.0, 2.0]), "memory": np.array([1.0, 1.0, 1.0])}
-        table = speed._first_and_later("linear", 8, 4, setting, spent)
+        table = reading._first_and_later("linear", 8, 4, setting, spent)
         assert table["epoch"].tolist() == ["first", "later"]
         assert table["beside_memory"].tolist() == [0.25, 0.5]
         assert table["images_per_s"].tolist() == [1, 2]
