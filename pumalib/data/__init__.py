@@ -56,10 +56,10 @@ def _state(settings: config.Data) -> str:
         return ""
 
     asked = (paths.find(settings.root), settings.datasets, _split_file(settings))
+    key = (settings.benchmark, *asked)
     seen = _seen.get()
     if seen is None:
-        return state(*asked)
-    key = (settings.benchmark, *asked)
+        seen = {}
     if key not in seen:
         seen[key] = state(*asked)
     return seen[key]

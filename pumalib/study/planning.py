@@ -27,8 +27,7 @@ def plan(
     speeds = _speeds(profile)
     lines = {}
     with unchanged():
-        wanted = list(asked(rows, profile, side))
-        runs = [run for one in wanted for run in one.runs]
+        runs = [run for wanted in asked(rows, profile, side) for run in wanted.runs]
         sizes = [_name_and_images(run) for run in runs]
     for run, (name, images) in zip(runs, sizes, strict=True):
         hours = 0.0
