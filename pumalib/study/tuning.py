@@ -362,7 +362,8 @@ def run_for(trial: Trial, profile: Profile) -> Run:
     if trial.times != 1:
         usual = profile.run(trial.row).training
         recipe["epochs"] = trial.times * usual.epochs
-        recipe["step_epochs"] = trial.times * usual.step_epochs
+        if usual.schedule == "step":
+            recipe["step_epochs"] = trial.times * usual.step_epochs
     data = replace(profile.data, holdout=True, flip=profile.data.flip != trial.turned)
     return profile.run(trial.row, training=recipe, data=data, seed=trial.seed, **settings)
 
