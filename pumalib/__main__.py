@@ -133,7 +133,7 @@ def run(
 
 
 # Fields of a profile that one run has no use for.
-OF_SEVERAL = ("seeds", "side_seeds", "jobs", "dask", "train")
+OF_SEVERAL = ("seeds", "side_seeds", "further_seeds", "jobs", "dask", "train")
 
 
 @cli.command()

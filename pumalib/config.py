@@ -436,6 +436,8 @@ class Profile:
     seeds: Annotated[tuple[Count, ...], AfterValidator(_distinct)] = (0,)
     # Of the rows beside the headline ones (Table 3, Figs. 7 and 8); () = seeds.
     side_seeds: tuple[Count, ...] = ()
+    # Of rows whose seeds lie far apart: any row has them too, once they are kept.
+    further_seeds: tuple[Count, ...] = ()
     # x the ranks, which METHODS gives for a width of 384.
     rank_scale: Annotated[Rate, Field(le=1000)] = 1.0
     # x the tokens of a prompt, 8 for 196 patches.
@@ -462,6 +464,9 @@ class Profile:
             raise ValueError(
                 "side_seeds must be the first of seeds: rows are compared seed by seed"
             )
+        all_seeds = (*self.seeds, *self.further_seeds)
+        if len(set(all_seeds)) < len(all_seeds):
+            raise ValueError("further_seeds: give each once, and none of seeds")
         _changed(self.training, self.full, "full")
         _changed(self.training, self.frozen, "frozen")
         for name, settings in self.tuned.items():
@@ -585,6 +590,7 @@ def profile(name: str, /, **changes: Any) -> Profile:
     # The profile.  Seeds that are asked for are for all rows.
     if "seeds" in asked:
         own["side_seeds"] = ()
+        own["further_seeds"] = ()
     own.update(_only_fields(asked, Profile))
     return _changed(read, own, where)
 

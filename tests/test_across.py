@@ -9,7 +9,7 @@ import pytest
 from kept_runs import RUNS
 from scipy import stats
 
-from pumalib import paths, study
+from pumalib import evaluation, paths, study
 from pumalib.study import across, store
 
 SEVERAL = replace(kept_runs.PROFILE, seeds=(0, 1))
@@ -32,6 +32,18 @@ def test_a_gain_is_of_the_seeds_that_both_have(names):
 
     hits = [store.hits(names[key], "test")["aircraft"].mean() for key in ("puma", "linear")]
     assert gain.at["aircraft", "points"] == pytest.approx(100 * (hits[0] - hits[1]))
+
+
+def test_an_interaction_is_one_gain_minus_another(names):
+    """Under two lists; here the second is the first with the rows exchanged."""
+    puma, linear = RUNS["puma"], RUNS["linear"]
+    gain = across.gain(puma, linear, SEVERAL, evaluation.Averages(large=("aircraft",)))
+    found = across.interaction([puma, linear], [linear, puma], [SEVERAL, SEVERAL], ["aircraft"])
+    assert list(found.index) == list(gain.index)
+    assert found["points"].to_numpy() == pytest.approx(2 * gain["points"].to_numpy())
+    assert set(found["seeds"]) == {1}
+    small, large = gain.at["digits", "points"], gain.at["aircraft", "points"]
+    assert found.at["small - large", "points"] == pytest.approx(2 * (small - large))
 
 
 def test_the_profile_says_which_seeds_are_looked_for(names):

@@ -187,26 +187,45 @@ def test_changed_hits_refute_what_was_found(copied):
 
 
 def test_which_method_takes_a_profile_as_soon_as_it_is_kept(tmp_path, monkeypatch):
-    """`photos-8` is another profile's results under its name; before, it is named as missing."""
+    """`photos-21k` is another profile's results under its name; before, it is named as missing."""
     (tmp_path / "photos").symlink_to(RESULTS / "photos")
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
     asked = {
-        "by-images": "profiles: [photos-8, photos]\nmethods: [linear, PUMA]\nshots: [1, 4]",
-        "by-method": "profiles: [photos-8, photos]\nrows: [linear, puma]",
-        "by-distance": "profiles: [photos-8, photos]\nrows: [linear, puma]",
+        "by-images": "profiles: [photos-21k, photos]\nmethods: [linear, PUMA]\nshots: [1, 4]",
+        "by-method": "profiles: [photos-21k, photos]\nrows: [linear, puma]",
+        "by-distance": "profiles: [photos-21k, photos]\nrows: [linear, puma]",
     }
     for kind, said in asked.items():
         page = f"<!-- {kind}:\n{said}\n-->\n<!-- end -->"
         before = rewritten(page)
-        assert "Not kept yet: `photos-8`." in before
-        assert "| `photos-8` |" not in before
-        (tmp_path / "photos-8").symlink_to(RESULTS / "photos")
+        assert "Not kept yet: `photos-21k`." in before
+        assert "| `photos-21k` |" not in before
+        (tmp_path / "photos-21k").symlink_to(RESULTS / "photos")
         after = rewritten(before)
-        (tmp_path / "photos-8").unlink()
+        (tmp_path / "photos-21k").unlink()
         assert "Not kept yet" not in after
-        assert after.count("| `photos-8` |") == after.count("| `photos` |") > 0
-        with pytest.raises(ValueError, match="no profile of photos-8 has rows of"):
+        assert after.count("| `photos-21k` |") == after.count("| `photos` |") > 0
+        with pytest.raises(ValueError, match="no profile of photos-21k has rows of"):
             rewritten(page.replace(", photos]", "]"))
+
+
+def test_a_gap_has_the_averages_that_the_settings_name(kept_of):
+    """The harmonic mean without clothes, from other code; and unified R@1 by shares is another."""
+    kept = kept_of("photos-8")
+    names = {row: kept.names(row, "photos-8") for row in ("lora", "full")}
+    means = {}
+    for row, runs in names.items():
+        by_seed = []
+        for name in runs:
+            lines = pd.DataFrame(store.record(name, "photos-8")["table"]).set_index("dataset")
+            own = lines["R@1"].drop(["unified", "harmonic", "clothes"])
+            by_seed.append(len(own) / (1 / own).sum())
+        means[row] = np.mean(by_seed)
+    gap = kept.gap("lora", "full", "photos-8", "harmonic without clothes")
+    assert gap.points == pytest.approx(100 * (means["lora"] - means["full"]), abs=0.06)
+    assert gap.low < gap.points < gap.high
+    weighted = kept.gap("lora", "full", "photos-8", "weighted unified")
+    assert weighted.points != kept.gap("lora", "full", "photos-8", "unified").points
 
 
 def test_which_method_says_the_numbers_of_runs(kept):
@@ -240,10 +259,10 @@ def test_a_changed_verdict_changes_the_page(copied):
 
 def test_the_stage_is_one_setting(copied):
     """README with the runs of another profile, here a copy under its name."""
-    (copied.folder / "photos").rename(copied.folder / "other")
-    expected = README.replace("| `photos` |", "| `other` |")
-    expected = expected.replace("results/photos/claimed", "results/other/claimed")
-    assert pages.written(README, page_rows.Kept("other"), "README.md") == expected
+    (copied.folder / "photos").rename(copied.folder / "photos-gpu")
+    expected = README.replace("| `photos` |", "| `photos-gpu` |")
+    expected = expected.replace("results/photos/claimed", "results/photos-gpu/claimed")
+    assert pages.written(README, page_rows.Kept("photos-gpu"), "README.md") == expected
 
 
 @pytest.mark.parametrize(
@@ -281,7 +300,7 @@ def test_only_pages_that_changed_are_written(tmp_path, monkeypatch):
     fresh = "A <!-- print-count: fails -->5<!-- end -->"
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "pages.yaml").write_text(
-        "{stage: photos, pages: {a.md: stage, b.md: mini}, rows: {}, rivals: []}"
+        "{stage: photos, pages: {a.md: stage, b.md: mini}, rows: {}, rivals: [], averages: {}}"
     )
     (tmp_path / "a.md").write_text(stale)
     (tmp_path / "b.md").write_text(fresh)

@@ -266,13 +266,13 @@ def test_averages_leave_out_a_dataset_or_weigh_them():
     assert found.at["harmonic without b", "value"] == pytest.approx(without_b)
     # Here every query hits in the union as in its own dataset.
     weighted = np.mean(own["a"]) / 4 + 3 * np.mean(own["c"]) / 4
-    assert found.at["unified, weighted", "value"] == pytest.approx(weighted)
-    assert found.at["unified, weighted", "low"] < weighted
+    assert found.at["weighted unified", "value"] == pytest.approx(weighted)
+    assert found.at["weighted unified", "low"] < weighted
     by_queries = tuple((name, float(5 * count)) for name, count in CLASSES.items())
     plain = contrast([Term(GOOD)], NUMBERS, Averages(shares=by_queries))
     same = ["value", "low", "high"]
-    assert plain.loc["unified, weighted", "value"] == pytest.approx(plain.at["unified", "value"])
-    assert plain.loc["unified, weighted", same].to_numpy() == pytest.approx(
+    assert plain.loc["weighted unified", "value"] == pytest.approx(plain.at["unified", "value"])
+    assert plain.loc["weighted unified", same].to_numpy() == pytest.approx(
         plain.loc["unified", same].to_numpy(), abs=0.005
     )
 

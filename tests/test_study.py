@@ -196,6 +196,15 @@ def test_side_rows_have_their_seeds_and_what_is_kept_besides(results, monkeypatc
     assert side.names == {row: names[::-1] for row, names in results.names.items()}
 
 
+def test_any_row_has_further_seeds_once_they_are_kept(results, monkeypatch):
+    monkeypatch.setattr(training, "train", None)
+    profile = replace(PROFILE, seeds=(0,), further_seeds=(1, 2))  # seed 2 is not kept
+    assert study.run_all(ROWS, profile).names == results.names
+    assert config.profile("mini", seeds=[7]).further_seeds == ()
+    with pytest.raises(ValueError, match="further_seeds: give each once, and none of seeds"):
+        replace(PROFILE, seeds=(0,), further_seeds=(1, 0))
+
+
 def test_embeddings_of_a_kept_run_give_its_numbers(results):
     name = results.names["PUMA"][0]
     embeddings, images = study.embeddings(name, "test")

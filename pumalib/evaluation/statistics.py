@@ -16,7 +16,7 @@ from scipy import special, stats
 # The rows of a table that are over all datasets.
 OVERALL = ("unified", "harmonic")
 # Unified accuracy where each dataset counts by a given share.
-WEIGHTED = "unified, weighted"
+WEIGHTED = "weighted unified"
 # What is no dataset: the columns and rows besides those of single datasets.
 NOT_DATASETS = (*OVERALL, "large", "small", "small - large", WEIGHTED)
 # Resamples behind a difference's interval.

@@ -22,31 +22,58 @@ def kept_seeds(run: Run, profile: Profile) -> list[str]:
     not on this machine, so that its name cannot be told.
     """
     kept = store.read(profile.name)
-    names = [run_folder.run_name(replace(run, seed=seed)) for seed in profile.seeds]
+    seeds = (*profile.seeds, *profile.further_seeds)
+    names = [run_folder.run_name(replace(run, seed=seed)) for seed in seeds]
     found = [name for name in names if name in kept]
     if not found:
         raise store.NotKept(f"{profile.name}: no run of {run.method.name} as it is wanted is kept")
     return found
 
 
-def gain(ours: Run, theirs: Run, profile: Profile) -> pd.DataFrame:
+def gain(
+    ours: Run, theirs: Run, profile: Profile, averages: contrasts.Averages = contrasts.PLAIN
+) -> pd.DataFrame:
     """R@1 of one run minus another's over the seeds that both have, in points.
 
-    A row per dataset, "unified" and "harmonic"; columns points, low, high (95 %), seeds, and the
-    names `ours` and `theirs`.  Errors as of `kept_seeds`, and contrasts.NotTestable where no seed
-    is common.
+    A row per dataset, "unified", "harmonic" and what `averages` asks for; columns points, low, high
+    (95 %), seeds, and the names `ours` and `theirs`.  Errors as of `kept_seeds`, and
+    contrasts.NotTestable where no seed is common.
     """
     our_names = kept_seeds(ours, profile)
     their_names = kept_seeds(theirs, profile)
     common = _seeds(our_names, profile.name) & _seeds(their_names, profile.name)
-    difference = contrasts.difference(our_names, their_names, profile.name)
-    table = 100 * difference[["value", "low", "high"]]
-    table = table.rename(columns={"value": "points"})
-    return table.assign(
+    difference = contrasts.difference(our_names, their_names, profile.name, averages)
+    return _in_points(difference).assign(
         seeds=len(common),
         ours=_at(our_names, common, profile.name),
         theirs=_at(their_names, common, profile.name),
     )
+
+
+def interaction(
+    ours: Sequence[Run], theirs: Sequence[Run], profiles: Sequence[Profile], large: Sequence[str]
+) -> pd.DataFrame:
+    """What a second list of training images changes in a difference, in points.
+
+    `ours` and `theirs` are a run under the first list and one under the second; the table is that
+    of `contrasts.interaction`, the first difference minus the second, with columns points, low,
+    high and seeds.  Errors as of `gain`.
+    """
+    our_names = []
+    their_names = []
+    seeds = []
+    for our_run, their_run, profile in zip(ours, theirs, profiles, strict=True):
+        our_names.append(kept_seeds(our_run, profile))
+        their_names.append(kept_seeds(their_run, profile))
+        seeds.append(_seeds(our_names[-1], profile.name) & _seeds(their_names[-1], profile.name))
+    names = [profile.name for profile in profiles]
+    found = contrasts.interaction(our_names, their_names, names, large)
+    return _in_points(found).assign(seeds=len(set.intersection(*seeds)))
+
+
+def _in_points(contrast: pd.DataFrame) -> pd.DataFrame:
+    table = 100 * contrast[["value", "low", "high"]]
+    return table.rename(columns={"value": "points"})
 
 
 def _seeds(names: Collection[str], profile: str) -> set[int]:

@@ -3,17 +3,20 @@
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import yaml
 
-from .. import paths
-from . import printed, results, store
+from .. import config, paths
+from ..evaluation import Averages
+from . import contrasts, printed, results, store
 
 SETTINGS = "docs/pages.yaml"
 
+# In place of a profile, between two: what the second changes in a difference.
+AGAINST = " against "
 # Where the interval of a difference lies.
 BELOW, ACROSS, ABOVE = "<", "~", ">"
 
@@ -57,6 +60,7 @@ class Kept:
         self.stage: str = settings["stage"] if stage == "stage" else stage
         self.rows = {key: Row(**row) for key, row in settings["rows"].items()}
         self.rivals: list[str] = settings["rivals"]
+        self._averages: dict[str, dict[str, Any]] = settings["averages"]
         self.scorecard = functools.cache(self._scorecard)
         self.results = functools.cache(self._results)
         self._difference = functools.cache(self._paired)
@@ -102,20 +106,37 @@ class Kept:
         return numbers
 
     def gap(self, key: str, other: str, profile: str, column: str) -> Gap:
-        """The difference of two rows; ValueError where there is no such row or column."""
+        """The difference of two rows; ValueError where there is no such row or column.
+
+        With a profile "one against other" it is their difference in the one minus that in the
+        other, which have the same test images (`contrasts.interaction`).
+        """
         found = self._difference(key, other, profile)
         if column not in found.index:
             raise ValueError(f"there is no column {column!r}; there are {', '.join(found.index)}")
         line = 100 * found.loc[column].astype(float)
         points = round(line["value"], 1) + 0.0  # no -0.0
-        paper = round(self.printed(key, column) - self.printed(other, column), 1)
+        paper = np.nan
+        if AGAINST not in profile:
+            paper = round(self.printed(key, column) - self.printed(other, column), 1)
         low = round(line["low"], 1) + 0.0
         high = round(line["high"], 1) + 0.0
         return Gap(points, low, high, paper)
 
     def _paired(self, key: str, other: str, profile: str) -> pd.DataFrame:
-        names = {row: self.names(row, profile) for row in (key, other)}
-        return results.collect(names, profile).difference(key, other)
+        profiles = profile.split(AGAINST)
+        ours = [self.names(key, one) for one in profiles]
+        theirs = [self.names(other, one) for one in profiles]
+        large = config.profile(profiles[0]).large or ()
+        if len(profiles) > 1:
+            return contrasts.interaction(ours, theirs, profiles, large)
+        asked = self._averages.get(profile, {})
+        averages = Averages(
+            large=large,
+            without=tuple(asked.get("without", ())),
+            shares=tuple(asked.get("shares", {}).items()),
+        )
+        return contrasts.difference(ours[0], theirs[0], profile, averages)
 
     def last_loss(self, key: str, profile: str) -> float:
         """A row's training loss of the last epoch, the mean of its seeds."""

@@ -76,9 +76,10 @@ def run_all(
 ) -> Results:
     """Train what is not yet kept of every row, once per seed of the profile; collect the results.
 
-    Rows in `side` have `profile.side_seeds`, and what further seeds are kept.  A kept run is taken
-    as it is, an unfinished one resumed; of two processes that want one run, one trains it and the
-    other waits.  `profile.jobs` train at a time, or the workers of `profile.dask`.
+    Rows in `side` have `profile.side_seeds`, and what further seeds are kept; so has any row of
+    `profile.further_seeds`.  A kept run is taken as it is, an unfinished one resumed; of two
+    processes that want one run, one trains it and the other waits.  `profile.jobs` train at a
+    time, or the workers of `profile.dask`.
 
     A run whose loss is not finite has failed: that is kept, the others are trained, and it is not
     trained again until `runs remove` drops it.  A row of `may_fail`, as in a search for settings,
@@ -139,12 +140,14 @@ def asked(
     side: Collection[str],
     done: Collection[str] = (),
 ) -> Iterator[Wanted]:
-    """Each row once per seed; of a side row those of its seeds, and further ones if `done`."""
-    few = len(profile.side_seeds or profile.seeds)
+    """Each row once per seed; of a side row those of its seeds; and further ones if `done`."""
     for row, asked_for in rows.items():
-        for number, seed in enumerate(profile.seeds):
+        own_seeds = profile.seeds
+        if row in side and profile.side_seeds:
+            own_seeds = profile.side_seeds
+        for number, seed in enumerate((*profile.seeds, *profile.further_seeds)):
             wanted = _at_seed(row, asked_for, seed)
-            is_further = row in side and number >= few
+            is_further = number >= len(own_seeds)
             if is_further and (not done or wanted.name not in done):
                 break
             yield wanted

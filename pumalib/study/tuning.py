@@ -423,7 +423,7 @@ def train(trials: Iterable[Trial], profile: Profile) -> None:
     for trial in trials:
         by_seed.setdefault(trial.seed, {})[label(trial)] = run_for(trial, profile)
     for seed, rows in by_seed.items():
-        at_seed = replace(profile, seeds=(seed,), side_seeds=())
+        at_seed = replace(profile, seeds=(seed,), side_seeds=(), further_seeds=())
         run_all(rows, at_seed, may_fail=rows)
 
 
