@@ -228,6 +228,26 @@ def test_a_gap_has_the_averages_that_the_settings_name(kept_of):
     assert weighted.points != kept.gap("lora", "full", "photos-8", "unified").points
 
 
+def test_a_gap_is_of_two_profiles_against_each_other(kept_of):
+    kept = kept_of("photos-8")
+    one = kept.gap("puma", "full", "photos-8", "cars_196")
+    other = kept.gap("puma", "full", "photos-8-reversed", "cars_196")
+    both = kept.gap("puma", "full", "photos-8 against photos-8-reversed", "cars_196")
+    assert both.points == pytest.approx(one.points - other.points, abs=0.16)
+    assert both.high - both.low > one.high - one.low
+    assert np.isnan(both.paper)
+
+
+def test_named_runs_are_a_row(monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", RESULTS)
+    kept = page_rows.Kept("photos-8")
+    names = kept.names("full", "photos-8")
+    kept.rows["same"] = page_rows.Row("the same", runs=tuple(names))
+    same = kept.gap("same", "puma", "photos-8", "unified")
+    full = kept.gap("full", "puma", "photos-8", "unified")
+    assert same[:3] == full[:3]
+
+
 def test_which_method_says_the_numbers_of_runs(kept):
     gap = kept.gap("few_shot/PUMA 4", "few_shot/frozen 0", "photos", "unified")
     table = page_methods.by_images(kept, ["photos"], ["linear", "PUMA", "LoRA"], [1, 4])

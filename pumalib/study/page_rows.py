@@ -23,12 +23,16 @@ BELOW, ACROSS, ABOVE = "<", "~", ">"
 
 @dataclass(frozen=True)
 class Row:
-    """A row as pages speak of it: its name, where its runs are, and the table that prints it."""
+    """A row as pages speak of it: its name, where its runs are, and the table that prints it.
+
+    Its runs are those of `row` in results/<profile>/<file>.csv, or are named here, in `runs`.
+    """
 
     name: str
-    file: str
-    row: str
+    file: str = ""
+    row: str = ""
     table: int | None = None
+    runs: tuple[str, ...] = ()
 
 
 class Gap(NamedTuple):
@@ -83,6 +87,8 @@ class Kept:
     def names(self, key: str, profile: str) -> list[str]:
         """The names of a row's runs; ValueError where none is kept."""
         row = self.row(key)
+        if row.runs:
+            return list(row.runs)
         known = self.rows_of(profile, row.file)
         if row.row not in known:
             raise ValueError(f"results/{profile}/{row.file}.csv has no row {row.row!r}")
