@@ -241,7 +241,9 @@ class TestLooks:
         rows = yaml.safe_load((paths.ROOT / "docs" / "pages.yaml").read_text())["rows"]
         assert len(rows) > 15
         for row in rows.values():
-            assert figures.shown(row["row"]) == row["name"]
+            # A row of named runs is in no figure.
+            if "runs" not in row:
+                assert figures.shown(row["row"]) == row["name"]
 
     def test_datasets_have_short_names(self):
         found = set()

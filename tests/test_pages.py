@@ -97,7 +97,7 @@ def test_words_follow_from_the_interval(kept, monkeypatch):
 def copied(tmp_path, monkeypatch):
     """A copy of what README shows of the kept results, and a way to change a line of the stage."""
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
-    for profile in ("photos", "photos-8"):
+    for profile in ("photos", "photos-8", "photos-8-reversed"):
         without_pictures = shutil.ignore_patterns("*.png")
         shutil.copytree(RESULTS / profile, tmp_path / profile, ignore=without_pictures)
     (tmp_path / "mini").mkdir()
