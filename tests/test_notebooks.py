@@ -20,7 +20,8 @@ from pumalib import config, paths, study
 from pumalib.__main__ import main, run
 from pumalib.study import notebooks
 
-KEPT = [paths.ROOT / "results" / name for name in ("mini", "photos", "photos-96", "photos-gpu")]
+PROFILES = ("mini", "photos", "photos-8", "photos-8-reversed", "photos-96", "photos-gpu")
+KEPT = [paths.ROOT / "results" / name for name in PROFILES]
 TEMPLATES = sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))
 PARAMETERS = 'profile = "smoke"  # name\noverrides = {}  # fields\n'
 P = (

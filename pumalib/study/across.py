@@ -63,9 +63,11 @@ def interaction(
     their_names = []
     seeds = []
     for our_run, their_run, profile in zip(ours, theirs, profiles, strict=True):
-        our_names.append(kept_seeds(our_run, profile))
-        their_names.append(kept_seeds(their_run, profile))
-        seeds.append(_seeds(our_names[-1], profile.name) & _seeds(their_names[-1], profile.name))
+        our_kept = kept_seeds(our_run, profile)
+        their_kept = kept_seeds(their_run, profile)
+        our_names.append(our_kept)
+        their_names.append(their_kept)
+        seeds += [_seeds(our_kept, profile.name), _seeds(their_kept, profile.name)]
     names = [profile.name for profile in profiles]
     found = contrasts.interaction(our_names, their_names, names, large)
     return _in_points(found).assign(seeds=len(set.intersection(*seeds)))
