@@ -538,6 +538,16 @@ class TestLabels:
         for one, other in itertools.combinations(boxes, 2):
             assert not one.shrunk(0.9, 0.7).overlaps(other.shrunk(0.9, 0.7))
 
+    def test_the_name_of_a_level_gives_way_to_those_of_points(self):
+        table = points(linear=1.0, full=100.0, frozen=np.nan)
+        table["value"] = [4.9, 9.0, 5.0]
+        (axis,) = figures.against({"": table}, "x", "y", log="x").axes
+        axis.get_figure().draw_without_rendering()
+        boxes = [text.get_window_extent() for text in axis.texts]
+        assert len(boxes) == 3
+        for one, other in itertools.combinations(boxes, 2):
+            assert not one.overlaps(other)
+
 
 class TestGains:
     DIFFERENCES = pd.DataFrame(

@@ -1,7 +1,7 @@
 """Names in a panel, beside what they name, in its colour: no legend has to be searched."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +14,8 @@ LINE = 1.25 * SIZE
 LETTER = 0.55 * SIZE
 # From a marker to its name.
 NEAR = 6.0
+# Of a level line.
+THIN = 2.0
 
 
 @dataclass(frozen=True)
@@ -57,32 +59,23 @@ def name_ends(axis: Axes, names: Sequence[Name]) -> None:
         )
 
 
-def name_level(axis: Axes, name: Name) -> None:
-    """Write the name of a level line below its left end: most of what is drawn lies above it."""
-    axis.annotate(
-        name.text,
-        (0, name.y),
-        (3, -3),
-        xycoords=axis.get_yaxis_transform(),
-        textcoords="offset points",
-        color=_ink(name.colour),
-        fontsize=SIZE,
-        va="top",
-    )
+def name_points(axis: Axes, names: Sequence[Name], levels: Sequence[Name] = ()) -> None:
+    """Write names beside points and along level lines, each where it covers nothing, if it can.
 
-
-def name_points(axis: Axes, names: Sequence[Name]) -> None:
-    """Write names beside points, each where it covers neither a point nor a name, if it can.
-
-    The limits and scales of the panel are to be final.
+    Of a level its height alone counts.  The limits and scales of the panel are to be final.
     """
     width, height = _size(axis)
     points = [(x * width, y * height) for x, y in (_in_panel(axis, one) for one in names)]
+    # A level's own x may be nan.
+    left = axis.get_xlim()[0]
+    heights = [_in_panel(axis, replace(one, x=left))[1] * height for one in levels]
     taken = [_box(x, y, 0.0, "center", NEAR) for x, y in points]
+    taken += [_box(0.0, y, width, "left", THIN) for y in heights]
+
     for one, (x, y) in zip(names, points, strict=True):
         right, up = _free_place(one, x, y, taken, width)
         side = "left" if right > 0 else "right"
-        taken.append(_box(x + right, y + up, len(one.text) * LETTER, side, LINE))
+        taken.append(_box(x + right, y + up, _length(one), side, LINE))
         axis.annotate(
             one.text,
             (one.x, one.y),
@@ -94,11 +87,29 @@ def name_points(axis: Axes, names: Sequence[Name]) -> None:
             va="center",
         )
 
+    for one, y in zip(levels, heights, strict=True):
+        right, up = _free_place_along(one, y, taken, width)
+        taken.append(_box(right, y + up, _length(one), "left", LINE))
+        axis.annotate(
+            one.text,
+            (0, one.y),
+            (right, up),
+            xycoords=axis.get_yaxis_transform(),
+            textcoords="offset points",
+            color=_ink(one.colour),
+            fontsize=SIZE,
+            va="center",
+        )
+
 
 def _ink(colour: str) -> tuple[float, float, float]:
     """A colour, darker: letters are thinner than markers."""
     red, green, blue = (0.75 * part for part in to_rgb(colour))
     return red, green, blue
+
+
+def _length(one: Name) -> float:
+    return len(one.text) * LETTER
 
 
 Box = tuple[float, float, float, float]
@@ -108,7 +119,7 @@ def _free_place(
     one: Name, x: float, y: float, taken: Sequence[Box], width: float
 ) -> tuple[float, float]:
     """Where a name stands from its point: the nearest place that is free, else at the right."""
-    long = len(one.text) * LETTER
+    long = _length(one)
     for up in (0.0, LINE, -LINE, 2 * LINE, -2 * LINE, 3 * LINE, -3 * LINE):
         for right, side in ((NEAR, "left"), (-NEAR, "right")):
             box = _box(x + right, y + up, long, side, LINE)
@@ -116,6 +127,21 @@ def _free_place(
             if is_inside and not any(_overlap(box, other) for other in taken):
                 return right, up
     return NEAR, 0.0
+
+
+def _free_place_along(
+    one: Name, y: float, taken: Sequence[Box], width: float
+) -> tuple[float, float]:
+    """Where the name of a level stands from its left end: below it, since most is drawn above."""
+    long = _length(one)
+    last = width - NEAR - long
+    away = 0.7 * LINE
+    for up in (-away, away):
+        for right in (NEAR, last / 2, last):
+            box = _box(right, y + up, long, "left", SIZE)
+            if not any(_overlap(box, other) for other in taken):
+                return right, up
+    return NEAR, -away
 
 
 def _box(x: float, y: float, long: float, side: str, high: float) -> Box:

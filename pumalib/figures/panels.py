@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from ..data import check_known
 from ..evaluation import OVERALL
-from .labels import Name, name_ends, name_level, name_points
+from .labels import Name, name_ends, name_points
 from .looks import ABOVE, BELOW, BLACK, GREY, Look, looks_of, shown
 from .style import PAGE_WIDTH, empty_panels, finish, one_scale, styled, write_plain_numbers
 
@@ -221,15 +221,14 @@ def _name_each_point(drawn: Mapping[Axes, pd.DataFrame], look: Mapping[str, Look
     if not is_told and not (is_few and is_single and len(look) > 1):
         return False
     for axis, table in drawn.items():
-        names = []
+        names: list[Name] = []
+        levels: list[Name] = []
         for one in table.itertuples():
             text = one.told if is_told else one.row
             name = Name(str(text), look[one.row].colour, one.x, one.value)
-            if np.isnan(one.x):
-                name_level(axis, name)
-            else:
-                names.append(name)
-        name_points(axis, names)
+            kind = levels if np.isnan(one.x) else names
+            kind.append(name)
+        name_points(axis, names, levels)
     return not is_told
 
 
