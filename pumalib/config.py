@@ -449,6 +449,8 @@ class Profile:
     frozen: dict[str, Any] = field(default_factory=dict)
     # Of single methods, by name: fields of `Training` and `Method` as they were tuned, see `run`.
     tuned: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Of single losses with a method, by both names: fields of `Training`, over what is `tuned`.
+    tuned_losses: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     # The large datasets, all others being small; None: by the number of images (claims.large).
     large: Annotated[tuple[str, ...], AfterValidator(_once)] | None = None
     # Runs at once on this machine.
@@ -471,6 +473,8 @@ class Profile:
         _changed(self.training, self.frozen, "frozen")
         for name, settings in self.tuned.items():
             self._check_tuned(name, settings)
+        for name, of_losses in self.tuned_losses.items():
+            self._check_tuned_losses(name, of_losses)
         _require_weights(self.backbone, self.pretrained)
         return self
 
@@ -483,6 +487,18 @@ class Profile:
         _require_known(where, settings, known)
         _changed(METHODS[name], _only_fields(settings, Method), where)
         _changed(self.training, _only_fields(settings, Training), where)
+
+    def _check_tuned_losses(self, name: str, of_losses: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raise ValueError where `tuned_losses` has an unknown method, field or value.
+
+        Which losses there are is not known here: `study.run_all` looks at their names.
+        """
+        if name not in METHODS:
+            raise ValueError(f"tuned_losses: {_unknown(name, METHODS, 'method')}")
+        for loss, settings in of_losses.items():
+            where = f"tuned_losses.{name}.{loss}"
+            _require_known(where, settings, _names(Training))
+            _changed(self.training, settings, where)
 
     def run(
         self,
@@ -508,12 +524,15 @@ class Profile:
         other settings, data or losses too: PUMA without its gate has PUMA's rate.  It stands above
         the recipes `full` and `frozen`, and below what is asked for here.  A `Method` that is given
         in place of a name keeps those of its settings that are not its namesake's in `METHODS`; one
-        of another name has nothing tuned.
+        of another name has nothing tuned.  What was tuned for the method with one loss
+        (`tuned_losses`) stands above what was tuned for the method; a loss that holds another one
+        has what the other has.
         """
         chosen = self._scaled(method(name), settings)
+        innermost = (loss_settings or {}).get("loss", loss or Run.loss)
         content = {
             "method": chosen,
-            "training": self._recipe(chosen, training or {}),
+            "training": self._recipe(chosen, innermost, training or {}),
             "data": self.data,
             "backbone": self.backbone,
             "pretrained": self.pretrained,
@@ -553,12 +572,13 @@ class Profile:
                 found[key] = value
         return found
 
-    def _recipe(self, chosen: Method, changes: Mapping[str, Any]) -> Training:
+    def _recipe(self, chosen: Method, loss: str, changes: Mapping[str, Any]) -> Training:
         """The recipe for a method: as it tunes the backbone or not, and as it was tuned itself."""
         recipe = self.full if chosen.tune_backbone else self.frozen
         tuned = _only_fields(self.tuned.get(chosen.name, {}), Training)
+        with_loss = self.tuned_losses.get(chosen.name, {}).get(loss, {})
         where = f"profile {self.name!r}, training"
-        return _changed(self.training, {**recipe, **tuned, **changes}, where)
+        return _changed(self.training, {**recipe, **tuned, **with_loss, **changes}, where)
 
 
 def profile(name: str, /, **changes: Any) -> Profile:
@@ -586,6 +606,10 @@ def profile(name: str, /, **changes: Any) -> Profile:
     own["full"] = _without(read.full, of_training)
     own["frozen"] = _without(read.frozen, of_training)
     own["tuned"] = {name: _without(tuned, of_training) for name, tuned in read.tuned.items()}
+    own["tuned_losses"] = {}
+    for method_name, of_losses in read.tuned_losses.items():
+        left = {loss: _without(tuned, of_training) for loss, tuned in of_losses.items()}
+        own["tuned_losses"][method_name] = left
 
     # The profile.  Seeds that are asked for are for all rows.
     if "seeds" in asked:

@@ -69,6 +69,19 @@ def keep_three():
     return {key: folder.name for key, folder in folders.items()}
 
 
+def keep(run, profile, rate):
+    """Keep a run of a profile, at a rate of hits."""
+    record = {"run": json.loads(run.to_json()), **numbers(1, rate)}
+    store.add({"name": run_folder.run_name(run), **record}, profile.name)
+
+
+def fail(run, profile):
+    """Keep that the loss of a run was not finite."""
+    happened = {"where": "epoch 1, batch 2", "what": "the loss is nan"}
+    record = {"run": json.loads(run.to_json()), "environment": {"device": "cpu"}, **happened}
+    store.add_failure({"name": run_folder.run_name(run), **record}, profile.name)
+
+
 def another(name="another", **changes):
     """The record of another run, as `store.add` takes it."""
     run = json.loads(RUNS["linear"].to_json())

@@ -62,6 +62,9 @@ BAD = [
     ({"tuned": {"puma": {"lr": "fast"}}}, "bad.yaml: tuned.puma: lr = 'fast': it should be"),
     ({"tuned": {"puma": {"adapter_keep": 2}}}, "bad.yaml: tuned.puma: adapter_keep = 2"),
     ({"tuned": {"puma": 3e-4}}, "tuned.puma = 0.0003: it should be a"),
+    ({"tuned_losses": {"pumma": {}}}, "tuned_losses: unknown method 'pumma'; did you mean 'puma'"),
+    ({"tuned_losses": {"full": {"ms": {"rate": 1}}}}, "tuned_losses.full.ms: unknown .*'rate'"),
+    ({"tuned_losses": {"full": {"ms": {"lr": "fast"}}}}, "tuned_losses.full.ms: lr = 'fast'"),
     ({"large": ["birds", "birds"]}, "large = .*give each once"),
     ({"large": "birds"}, "large = 'birds'"),
     ({"data": [1]}, r"bad.yaml: data = \[1\]: it should be a dictionary"),
@@ -203,6 +206,30 @@ def test_what_is_made_of_a_method_has_its_tuning():
     # Another name is another method.
     other = replace(config.METHODS["puma"], name="mine")
     assert tuned.run(other) == config.profile("mini").run(other)
+
+
+def test_a_loss_has_its_own_rate_with_a_method_over_what_the_method_has(tmp_path):
+    of_losses = {"full": {"npair": {"lr": 3e-6}, "ms": {"loss_lr_factor": 7}}}
+    tuned = tuned_mini(tuned_losses=of_losses)
+    npair = tuned.run("full", loss="npair").training
+    assert (npair.lr, npair.new_lr_factor) == (3e-6, 1), "the rest is the method's"
+    ms = tuned.run("full", loss="ms").training
+    assert (ms.lr, ms.loss_lr_factor) == (2e-4, 7)
+    # Of another loss, and of another method, nothing.
+    assert tuned.run("full", loss="triplet") == tuned_mini().run("full", loss="triplet")
+    assert tuned.run("puma", loss="npair") == tuned_mini().run("puma", loss="npair")
+    assert tuned.run("full") == tuned_mini().run("full")
+    # A loss around another one trains it at its rate.
+    guided = tuned.run("full", loss="language", loss_settings={"loss": "npair", "weight": 1.0})
+    assert guided.training.lr == 3e-6
+
+    # What is asked for wins.
+    assert tuned.run("full", loss="npair", training={"lr": 0.5}).training.lr == 0.5
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({"tuned": TUNED, "tuned_losses": of_losses}))
+    assert config.profile(str(file), lr=0.7).run("full", loss="npair").training.lr == 0.7
+    untuned = config.profile(str(file), tuned_losses={})
+    assert untuned.run("full", loss="npair").training.lr == 2e-4
 
 
 def test_a_rank_that_was_tuned_is_taken_to_the_letter():

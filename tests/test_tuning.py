@@ -1,6 +1,5 @@
 """The search for each method's settings: what it asks for, given constructed scores."""
 
-import json
 from dataclasses import replace
 
 import kept_runs
@@ -256,16 +255,11 @@ def profile(tmp_path, monkeypatch):
 
 
 def keep(trial, profile, rate):
-    run = tuning.run_for(trial, profile)
-    record = {"run": json.loads(run.to_json()), **kept_runs.numbers(1, rate)}
-    store.add({"name": training.run_name(run), **record}, profile.name)
+    kept_runs.keep(tuning.run_for(trial, profile), profile, rate)
 
 
 def fail(trial, profile):
-    run = tuning.run_for(trial, profile)
-    happened = {"where": "epoch 1, batch 2", "what": "the loss is nan"}
-    record = {"run": json.loads(run.to_json()), "environment": {"device": "cpu"}, **happened}
-    store.add_failure({"name": training.run_name(run), **record}, profile.name)
+    kept_runs.fail(tuning.run_for(trial, profile), profile)
 
 
 class TestReplay:

@@ -88,6 +88,7 @@ def run_all(
     Raises `store.NotKept` where runs are missing and `profile.train` is False, and `store.Failed`
     where another row has a run that failed.
     """
+    _require_known_losses(profile)
     done = store.read(profile.name)
     failed = store.failures(profile.name)
     runs_by_name: dict[str, Run] = {}
@@ -115,6 +116,17 @@ def run_all(
     names = _names_by_row(rows, wanted)
     whole_rows = {row: names[row] for row in names if row not in failed_rows}
     return replace(collect(whole_rows, profile.name), failed=failed_rows)
+
+
+def _require_known_losses(profile: Profile) -> None:
+    """Raise ValueError where something was tuned for a loss that there is not: it had no effect."""
+    for method, of_losses in profile.tuned_losses.items():
+        for name in of_losses:
+            try:
+                losses.defaults(name)
+            except ValueError as error:
+                where = f"profile {profile.name!r}, tuned_losses.{method}"
+                raise ValueError(f"{where}: {error}") from None
 
 
 def _failed_rows(wanted: list[Wanted], may_fail: Collection[str], profile: str) -> dict[str, str]:

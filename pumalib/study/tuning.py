@@ -517,11 +517,11 @@ def yaml_tuned(settings: Mapping[str, Setting]) -> str:
     lines = ["tuned:"]
     for row, (rate, value) in settings.items():
         knob = knob_of(row).name
-        lines.append(f"  {row}: {{lr: {_yaml_number(rate)}, {knob}: {_yaml_number(value)}}}")
+        lines.append(f"  {row}: {{lr: {yaml_number(rate)}, {knob}: {yaml_number(value)}}}")
     return "\n".join(lines)
 
 
-def _yaml_number(value: float) -> str:
+def yaml_number(value: float) -> str:
     """As YAML 1.1 needs it to be a number: with a point before the exponent."""
     text = f"{value:g}"
     mantissa, e, exponent = text.partition("e")
