@@ -503,6 +503,21 @@ class TestAgainst:
         assert lines(axis)["PUMA"].get_xydata().tolist() == [[1, 5], [2, 6], [4, 7]]
         assert len(axis.collections) == band
 
+    def test_a_loss_over_its_settings_has_its_default_and_one_scale(self):
+        panels = {
+            "alpha": pd.concat([points(VPT=2.0), points(VPT=8.0)]),
+            "base": points(VPT=0.0, frozen=np.nan).fillna({"value": 7.0}),
+        }
+        figure = figures.over_settings(panels, {"alpha": 8, "base": 0.5}, "R@1 (%)")
+        alpha, base = figure.axes
+        assert (ticks(alpha), ticks(base)) == (["2", "8"], ["0"])
+        assert (alpha.get_xscale(), base.get_xscale()) == ("log", "linear")
+        assert lines(alpha)[VPT].get_xydata().tolist() == [[2, 20], [8, 80]]
+        assert [lines(axis)["the default"].get_xdata()[0] for axis in (alpha, base)] == [8, 0.5]
+        assert list(lines(base)["Frozen backbone"].get_ydata()) == [7, 7]
+        assert alpha.get_ylim() == base.get_ylim()
+        assert set(legend(figure)) == {VPT, "Frozen backbone", "the default"}
+
     def test_accuracy_is_drawn_over_millions_of_parameters(self):
         trainable = {"VPT": 2_500_000, "PUMA": 4_000_000, "frozen": 0}
         table = tidy("VPT", "PUMA", "frozen")
@@ -889,6 +904,7 @@ FIGURES = {
     "intervals": lambda _: figures.intervals(numbers(["VPT", "mine"], ["a", "b"]), "R@1"),
     "parameters": lambda _: figures.accuracy_against_parameters(tidy("VPT"), {"VPT": 100}),
     "curves": lambda _: figures.curves(tidy("p 1", "p 2"), {"p 1": ("P", 1), "p 2": ("P", 2)}, "n"),
+    "settings": lambda _: figures.over_settings({"a": points(PUMA=1.0)}, {"a": 1.0}, "R@1"),
     "gains": lambda _: figures.gains(TestGains.DIFFERENCES),
     "heatmap": lambda _: figures.heatmap(TestHeatmap.TABLE, "what", "how much", ".1f"),
     "field": lambda _: figures.field({"a": {"at": [(1, 0)], "move": [(1, 1)], "colours": "k"}}),

@@ -9,7 +9,14 @@ whole.
 from .claimed import claimed_and_measured, verdicts
 from .looks import COLOURS, FALSE, GREY, LOOKS, NAMES, OURS, TRUE, Look, looks_of, shown
 from .maps import embedding_map, field, heatmap, waffle
-from .panels import accuracy_against_parameters, against, curves, gains, intervals
+from .panels import (
+    accuracy_against_parameters,
+    against,
+    curves,
+    gains,
+    intervals,
+    over_settings,
+)
 from .pictures import Gap, Picture, Text, contact_sheet, picture_grid, retrieval_grid
 from .style import STYLE, save, use_style
 from .trial import tuning_curves, where_it_wins
@@ -38,6 +45,7 @@ __all__ = [
     "heatmap",
     "intervals",
     "looks_of",
+    "over_settings",
     "picture_grid",
     "retrieval_grid",
     "save",

@@ -185,15 +185,7 @@ def against(
     figure, axes = empty_panels(1, len(panels), width, 4)
     drawn = dict(zip(axes.flat, panels.values(), strict=True))
     for axis, (title, table) in zip(axes.flat, panels.items(), strict=True):
-        for row, part in table.groupby("row", sort=False):
-            if part["x"].isna().any():
-                level = part["value"].item()
-                colour = look[row].colour
-                axis.axhline(level, color=colour, linestyle="--", linewidth=1, label=row)
-            elif joined:
-                _draw_line(axis, part["x"], part, row, look[row])
-            else:
-                _draw_dots(axis, part["x"], part, row, look[row])
+        _draw_over_numbers(axis, table, look, joined)
         if zero:
             axis.axhline(0, color=GREY, linewidth=1)
         axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
@@ -207,6 +199,51 @@ def against(
     one_scale([axis for axis in drawn if axis.get_title().split(":")[0] in OVERALL], "y")
     named = _name_lines(drawn, look) if joined else _name_each_point(drawn, look)
     return finish(figure, axes, named=not named)
+
+
+def _draw_over_numbers(
+    axis: Axes, table: pd.DataFrame, look: Mapping[str, Look], joined: bool
+) -> None:
+    """Every row of a panel of `against`, one without an x as a horizontal line."""
+    for row, part in table.groupby("row", sort=False):
+        if part["x"].isna().any():
+            level = part["value"].item()
+            colour = look[row].colour
+            axis.axhline(level, color=colour, linestyle="--", linewidth=1, label=row)
+        elif joined:
+            _draw_line(axis, part["x"], part, row, look[row])
+        else:
+            _draw_dots(axis, part["x"], part, row, look[row])
+
+
+@styled
+def over_settings(
+    panels: Mapping[str, pd.DataFrame], defaults: Mapping[str, float], ylabel: str
+) -> Figure:
+    """Lines with bands over the values of a setting each, on one scale of what they reach.
+
+    `panels` has tables as of `against`, whose values of x alone stand below a panel; these are on a
+    logarithmic axis where all are above 0.  A dotted line stands at the panel's default.
+    """
+    panels = {title: one.assign(row=one["row"].map(shown)) for title, one in panels.items()}
+    look = looks_of([row for table in panels.values() for row in table["row"]])
+    columns = min(4, len(panels))
+    lines = -(-len(panels) // columns)
+    figure, axes = empty_panels(lines, columns, PAGE_WIDTH, 2.3, extra=0.5)
+    drawn = axes.flat[: len(panels)]
+    for axis, (title, table) in zip(drawn, panels.items(), strict=True):
+        _draw_over_numbers(axis, table, look, joined=True)
+        axis.axvline(defaults[title], color=GREY, linestyle=":", linewidth=1.2, label="the default")
+        values = sorted(table["x"].dropna().unique())
+        if values[0] > 0:
+            axis.set_xscale("log")
+        axis.set_xticks(values, [f"{value:g}" for value in values])
+        axis.minorticks_off()
+        axis.set(title=title)
+    for line in axes:
+        line[0].set_ylabel(ylabel)
+    one_scale(drawn, "y")
+    return finish(figure, axes)
 
 
 def _name_each_point(drawn: Mapping[Axes, pd.DataFrame], look: Mapping[str, Look]) -> bool:
