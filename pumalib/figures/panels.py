@@ -233,7 +233,8 @@ def over_settings(
     drawn = axes.flat[: len(panels)]
     for axis, (title, table) in zip(drawn, panels.items(), strict=True):
         _draw_over_numbers(axis, table, look, joined=True)
-        axis.axvline(defaults[title], color=GREY, linestyle=":", linewidth=1.2, label="the default")
+        default: dict[str, Any] = {"color": GREY, "linestyle": ":", "label": "the default"}
+        axis.axvline(defaults[title], linewidth=1.2, zorder=1, **default)
         values = sorted(table["x"].dropna().unique())
         if values[0] > 0:
             axis.set_xscale("log")
