@@ -1,14 +1,16 @@
 """The survey's statements as data, and the measures that some of them are judged by."""
 
+import ast
 import math
 from types import SimpleNamespace
 
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
-from pumalib import paths
+from pumalib import losses, paths
 from pumalib.study import claims, measures, verdicts
 from pumalib.study.claims import Claim, Pair, Statement
 from pumalib.study.contrasts import NotTestable
@@ -46,10 +48,35 @@ def test_every_statement_is_of_the_survey_and_can_be_read():
         "survey_losses_cost",
         "survey_losses_gradients",
         "loss_functions_sensitivity",
+        "loss_sensitivity",
         "language_guidance",
         "direction_regularisation",
         "several_looks",
     }
+
+
+def test_every_setting_by_full_fine_tuning_is_judged_at_all_its_values():
+    """... under the names that 29_loss_sensitivity gives to its rows."""
+    notebook = nbformat.read(paths.NOTEBOOKS / "29_loss_sensitivity.ipynb", as_version=4)
+    (source,) = [cell.source for cell in notebook.cells if "rows" in cell.metadata.get("tags", [])]
+    # Of names given twice the first: the second is that of `smoke`.
+    assigned = [one for one in ast.parse(source).body if isinstance(one, ast.Assign)]
+    literals = {one.targets[0].id: one.value for one in reversed(assigned)}
+    grid = ast.literal_eval(literals["GRID"])
+    survey = ast.literal_eval(literals["SURVEY"])
+
+    expected = set()
+    for (name, key), values in grid.items():
+        default = losses.defaults(survey[name][0])[key]
+        others = [f"full, {name} ({key} = {value:g})" for value in values if value != default]
+        expected.add((f"full, {name} ({key} = {default:g})", *others))
+    judged = set()
+    for claim in claims.read_claims(claims.SURVEY):
+        for one in claim.above:
+            if one.table == "loss_sensitivity":
+                assert one.apart == 1
+                judged.add((*one.rivals, *one.winners))
+    assert judged == expected
 
 
 def test_a_claim_has_statements_or_says_why_not(tmp_path, monkeypatch):
