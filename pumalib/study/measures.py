@@ -133,9 +133,80 @@ def of_gradients(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)[COLUMNS]
 
 
+def of_constraint(table: pd.DataFrame) -> pd.DataFrame:
+    """The violated triplets of 21_survey_losses, a repetition being a seed.
+
+    Rows are "wide classes" and "narrow classes", as `is_wide` tells them apart; "violated" is the
+    mean of their classes' shares.
+    """
+    widths = table.groupby("class")["width"].first()
+    wide = table["class"].map(is_wide(widths))
+    row = wide.map({True: "wide classes", False: "narrow classes"})
+    shares = table.assign(row=row).groupby(["row", "seed"], sort=False)["violated"].mean()
+    lines = shares.rename("value").rename_axis(["row", "repetition"]).reset_index()
+    return lines.assign(column="violated")[COLUMNS]
+
+
+def is_wide(widths: pd.Series) -> pd.Series:
+    """Of each class whether its variance exceeds the squared distance to the nearest other class.
+
+    `widths` has the ratio of the two.  Where less than a tenth of the classes are on one side of 1,
+    those above the median are wide.
+    """
+    exceeds = widths > 1
+    share = exceeds.mean()
+    if min(share, 1 - share) >= FEWEST:
+        return exceeds
+    return widths > widths.median()
+
+
+def of_collapse(table: pd.DataFrame) -> pd.DataFrame:
+    """The last cosines of 21_survey_losses, a repetition being a seed.
+
+    A row that ends below the frozen backbone is called "below frozen, <row>", so that a claim can
+    be about all of them; seeds that logged no cosine have no value.
+    """
+    row = table["row"].mask(table["below"], "below frozen, " + table["row"])
+    lines = table.assign(row=row, column="cosine")
+    return lines.rename(columns={"seed": "repetition", "cosine": "value"})[COLUMNS]
+
+
+def of_guidance(table: pd.DataFrame) -> pd.DataFrame:
+    """The times of 22_language_guidance, a repetition being a turn.
+
+    "log ms" is the natural logarithm of the milliseconds of a step of the loss, `alone` and
+    `guided`, and of the `network`.  The row "guidance" is what it adds, as a "share of a training
+    step": that of the network and of the loss alone.
+    """
+    times = table.pivot(index="turn", columns="step", values="milliseconds")
+    added = times["guided"] - times["alone"]
+    shares = added / (times["network"] + times["alone"])
+    steps = np.log(times).reset_index().melt("turn", var_name="row").assign(column="log ms")
+    share = shares.rename("value").reset_index()
+    share = share.assign(row="guidance", column="share of a training step")
+    lines = pd.concat([steps, share], ignore_index=True)
+    return lines.rename(columns={"turn": "repetition"})[COLUMNS]
+
+
+def of_images(table: pd.DataFrame) -> pd.DataFrame:
+    """The natural logarithm of the images of 27_cost_on_faces, a repetition being a seed.
+
+    Rows are losses.  A seed that never reached the target counts as all images that it saw, less
+    than it needs: so a difference of two losses is told too small, never too large.
+    """
+    lines = table.rename(columns={"loss": "row", "seed": "repetition"})
+    return lines.assign(column="log images", value=np.log(table["images"]))[COLUMNS]
+
+
+# The share of classes on the smaller side of 1 from which the two sides are compared.
+FEWEST = 0.1
 COLUMNS = ["row", "column", "repetition", "value"]
 # By the name of the file.
 TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "survey_losses_cost": of_cost,
     "survey_losses_gradients": of_gradients,
+    "survey_losses_constraint": of_constraint,
+    "survey_losses_collapse": of_collapse,
+    "language_guidance_cost": of_guidance,
+    "cost_on_faces_images": of_images,
 }
