@@ -47,6 +47,10 @@ def test_every_statement_is_of_the_survey_and_can_be_read():
         "survey_losses",
         "survey_losses_cost",
         "survey_losses_gradients",
+        "survey_losses_constraint",
+        "survey_losses_collapse",
+        "language_guidance_cost",
+        "cost_on_faces_images",
         "loss_functions_sensitivity",
         "loss_sensitivity",
         "language_guidance",
@@ -148,6 +152,191 @@ def test_costs_are_judged_by_their_exponents(profile, tmp_path):
     written(tmp_path, "survey_losses_cost", slow)
     card = verdicts.scorecard(profile, file=claims.SURVEY)
     assert card.at["triplets-cubic", "here"] == "contradicted"
+
+
+# ---- classes that are wide before training
+
+
+def shares(wide, narrow, seeds=6):
+    """Four classes, two of them wide, with their violated triplets in each seed."""
+    lines = []
+    for seed in range(seeds):
+        noise = 0.001 * seed
+        classes = [(2, wide), (3, wide), (0.5, narrow), (0.9, narrow)]
+        for place, (width, share) in enumerate(classes):
+            lines.append((seed, place, width, share + noise * (place + 1)))
+    return pd.DataFrame(lines, columns=["seed", "class", "width", "violated"])
+
+
+def test_classes_are_wide_above_1_or_above_the_median():
+    assert measures.is_wide(pd.Series([0.5, 0.9, 1.5])).tolist() == [False, False, True]
+    # One of ten is a tenth, one of eleven is less.
+    ten = pd.Series([1.5, *np.linspace(0.1, 0.9, 9)])
+    assert measures.is_wide(ten).tolist() == [True, *[False] * 9]
+    eleven = pd.Series([1.5, *np.linspace(0.1, 1.0, 10)])
+    # The median is 0.6.
+    assert measures.is_wide(eleven).tolist() == [True, *[False] * 6, *[True] * 4]
+    assert measures.is_wide(pd.Series([2.0, 3.0, 4.0])).tolist() == [False, False, True]
+
+
+def test_violated_triplets_are_means_over_the_classes_of_a_seed():
+    table = measures.of_constraint(shares(0.4, 0.1))
+    values = table.set_index(["row", "repetition"])["value"]
+    assert measures.rows(table) == ["wide classes", "narrow classes"]
+    # Of seed 2: 0.4 + 0.002 and 0.4 + 0.004; 0.1 + 0.006 and 0.1 + 0.008.
+    assert values["wide classes", 2] == pytest.approx(0.403)
+    assert values["narrow classes", 2] == pytest.approx(0.107)
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "verdict"),
+    [(0.4, 0.1, "supported"), (0.1, 0.4, "contradicted"), (0.105, 0.1, "undecided")],
+)
+def test_wide_classes_violate_more_or_less(profile, tmp_path, wide, narrow, verdict):
+    written(tmp_path, "survey_losses_constraint", shares(wide, narrow))
+    card = verdicts.scorecard(profile, file=claims.SURVEY)
+    one = card.loc["triplet-constraint"]
+    assert one["here"] == verdict
+    assert one["rows_run"] == "wide classes, narrow classes"
+
+
+def test_one_seed_of_violated_triplets_decides_nothing(profile, tmp_path):
+    written(tmp_path, "survey_losses_constraint", shares(0.4, 0.1, seeds=1))
+    card = verdicts.scorecard(profile, file=claims.SURVEY)
+    assert card.at["triplet-constraint", "here"] == "not testable"
+    assert card.at["triplet-constraint", "why"].endswith("no violated, or one seed")
+
+
+# ---- what ends below the frozen backbone
+
+
+def last_cosines(**rows):
+    """A line per row and seed: of each row whether it ends below, and its cosines."""
+    lines = []
+    for row, (below, cosines) in rows.items():
+        for seed, cosine in enumerate(cosines):
+            lines.append((row, seed, below, cosine))
+    return pd.DataFrame(lines, columns=["row", "seed", "below", "cosine"])
+
+
+ONE_POINT = [0.992, 0.994, 0.996, 0.993]
+SPREAD = [0.102, 0.104, 0.106, 0.103]
+UNSEEN = [np.nan] * 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdict", "why"),
+    [
+        # What ends above the frozen backbone is not asked, nor what logged nothing.
+        (
+            {"a": (True, ONE_POINT), "b": (False, SPREAD), "c": (True, UNSEEN)},
+            "supported",
+            "below frozen, a over 0.9, cosine: +0.09",
+        ),
+        (
+            {"a": (True, ONE_POINT), "b": (True, SPREAD)},
+            "contradicted",
+            "below frozen, b over 0.9, cosine: -0.80",
+        ),
+        ({"b": (False, SPREAD)}, "not testable", "no row 'below frozen, *'"),
+        (
+            {"a": (True, UNSEEN)},
+            "not testable",
+            "below frozen, a and 0.9 were not measured in the same columns",
+        ),
+    ],
+)
+def test_what_ends_below_the_frozen_backbone_is_one_point(profile, tmp_path, rows, verdict, why):
+    written(tmp_path, "survey_losses_collapse", last_cosines(**rows))
+    card = verdicts.scorecard(profile, file=claims.SURVEY)
+    one = card.loc["collapse-signature"]
+    assert one["here"] == verdict
+    assert one["why"].startswith(why)
+
+
+# ---- what guidance costs
+
+
+def steps_timed(alone, guided, network, turns=6):
+    """Milliseconds, which wander by a hundredth from turn to turn."""
+    lines = []
+    for turn in range(1, turns + 1):
+        for name, time in {"alone": alone, "guided": guided, "network": network}.items():
+            # Else the steps of a turn would move together.
+            wander = 1 + 0.01 * ((turn * len(name)) % 5 - 2)
+            lines.append((name, turn, time * wander))
+    return pd.DataFrame(lines, columns=["step", "turn", "milliseconds"])
+
+
+def test_guidance_is_a_share_of_a_training_step():
+    times = pd.DataFrame(
+        {"step": ["alone", "guided", "network"], "turn": [1, 1, 1], "milliseconds": [2.0, 5, 28]}
+    )
+    table = measures.of_guidance(times).set_index(["row", "column"])
+    # 3 ms beside 28 + 2.
+    assert table.at[("guidance", "share of a training step"), "value"] == pytest.approx(0.1)
+    assert table.at[("guided", "log ms"), "value"] == pytest.approx(math.log(5))
+    assert (table["repetition"] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("times", "longer", "counts"),
+    [
+        ((1.0, 2.0, 100.0), "supported", "contradicted"),
+        ((1.0, 30.0, 100.0), "supported", "supported"),
+        ((2.0, 1.0, 100.0), "contradicted", "contradicted"),
+    ],
+)
+def test_guidance_takes_time_and_how_much_of_it(profile, tmp_path, times, longer, counts):
+    written(tmp_path, "language_guidance_cost", steps_timed(*times))
+    card = verdicts.scorecard(profile, file=claims.SURVEY)
+    assert card.at["language-overhead", "here"] == longer
+    assert card.at["language-overhead-counts", "here"] == counts
+    assert card.at["language-overhead-counts", "rows_run"] == "guidance, 0.1"
+
+
+# ---- images until a target
+
+
+def images_until(random, batchhard, semihard):
+    """Images that each seed needed."""
+    lines = []
+    rows = {
+        "triplet, random": random,
+        "triplet, batch-hard": batchhard,
+        "triplet, semi-hard": semihard,
+    }
+    for loss, images in rows.items():
+        lines += [(loss, seed, count, count < 3200) for seed, count in enumerate(images)]
+    return pd.DataFrame(lines, columns=["loss", "seed", "images", "reached"])
+
+
+def test_images_are_compared_as_ratios():
+    table = measures.of_images(images_until([800, 3200], [400, 400], [400, 400]))
+    gain = measures.difference(table, "triplet, random", "triplet, batch-hard").loc["log images"]
+    # A ratio of 2, and of 8 or more: of a seed that never arrived.
+    assert gain["value"] == pytest.approx(math.log(4))
+
+
+@pytest.mark.parametrize(
+    ("counts", "verdict"),
+    [
+        # A draw that never arrives counts as the images that it saw.
+        (([3200] * 6, [800, 820, 840, 810, 830, 790], [900, 920, 940, 910, 930, 890]), "supported"),
+        # One of the two is slower.
+        (
+            ([800, 820, 840, 810, 830, 790], [400, 420, 440, 410, 430, 390], [3200] * 6),
+            "contradicted",
+        ),
+        # None arrives: no difference is seen, and none is claimed.
+        (([3200] * 6, [3200] * 6, [3200] * 6), "undecided"),
+    ],
+)
+def test_hard_mining_needs_fewer_images(profile, tmp_path, counts, verdict):
+    written(tmp_path, "cost_on_faces_images", images_until(*counts))
+    card = verdicts.scorecard(profile, file=claims.SURVEY)
+    assert card.at["hard-mining-faster", "here"] == verdict
+    assert card.at["hard-mining-unstable", "here"] == "not testable"
 
 
 def test_what_cannot_be_judged_says_why(profile):
