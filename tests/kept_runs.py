@@ -69,9 +69,9 @@ def keep_three():
     return {key: folder.name for key, folder in folders.items()}
 
 
-def keep(run, profile, rate):
+def keep(run, profile, rate, **more):
     """Keep a run of a profile, at a rate of hits."""
-    record = {"run": json.loads(run.to_json()), **numbers(1, rate)}
+    record = {"run": json.loads(run.to_json()), **numbers(1, rate), **more}
     store.add({"name": run_folder.run_name(run), **record}, profile.name)
 
 

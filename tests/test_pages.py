@@ -43,6 +43,22 @@ def kept(kept_of, monkeypatch):
     return kept_of("stage")
 
 
+def test_rows_stand_beside_their_loss_where_every_seed_has_one(kept, monkeypatch):
+    losses = {"first": 1.0, "second": 2.0}
+    monkeypatch.setattr(kept, "names", lambda key, profile: list(losses))
+    monkeypatch.setattr(kept, "levels", lambda key, profile, column: (50.0, 40.0, 60.0))
+    monkeypatch.setattr(page_rows.store, "record", lambda name, _: {"open_loss": losses[name]})
+
+    def lines():
+        table = page_parts.rows_table(kept, ["puma"], losses=True, parameters=False, printed=False)
+        return table.splitlines()
+
+    assert lines()[0].startswith("|  | training loss | unified")
+    assert lines()[-1].startswith("| PUMA | 1.50 |")
+    losses["second"] = None
+    assert lines()[-1].startswith("| PUMA |  |")
+
+
 def test_settings_that_a_search_chose_stand_beside_what_was_tried(kept, monkeypatch):
     columns = ["row", "rate", "knob", "value", "seed", "epochs", "mirrored", "harmonic", "chosen"]
     knob = ("lora_scale", 1.0)

@@ -167,10 +167,14 @@ def test_a_claim_follows_from_kept_runs(study_of):
     rows = FULL | nine | {"PUMA": 0.65, "LoRA": 0.5, "VPT": 0.6}
     found = study_of(main_results=rows, components={"static": 0.4, "stochastic": 0.6})
     assert (found["here"][["beats-universal", "stochastic-adapter"]] == "supported").all()
-    assert (
-        found["here"][["beats-efficient", "few-parameters", "every-scale"]] == "not testable"
-    ).all()
-    assert "no row 'Linear Emb.'" in found.at["beats-efficient", "why"]
+    assert (found["here"][["few-parameters", "every-scale"]] == "not testable").all()
+    # Two of its five rivals were run: they may refute it, and alone support nothing.
+    assert found.at["beats-efficient", "here"] == "undecided"
+    assert found.at["beats-efficient", "why"].endswith("2 of 5 pairs of rows could be compared")
+    refuted = study_of(main_results=FULL | {"PUMA": 0.4, "LoRA": 0.6}).loc["beats-efficient"]
+    assert refuted["here"] == "contradicted" and not refuted["could_support"]
+    none = study_of(main_results=FULL | {"PUMA": 0.65}).loc["beats-efficient"]
+    assert none["here"] == "not testable" and none["why"] == "no row 'Linear Emb.'"
     said = r"PUMA over universal \w+, \w+: \+\d+\.\d \[\+.*, .*\]; it decides among 18"
     assert re.fullmatch(said, found.at["beats-universal", "why"])
     few = study_of(main_results=FULL | {"PUMA": 0.65}).loc["beats-universal"]

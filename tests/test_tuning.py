@@ -323,6 +323,16 @@ class TestTable:
         ]
         assert tuning.at_edge(table) == []
 
+    def test_a_run_has_its_loss_on_training_images_where_it_was_kept(self, profile):
+        search = Search(("linear",), (1e-4, 3e-4), checks=())
+        without, has = tuning.wanted(search, {})[:2]
+        keep(without, profile, 0.5)
+        kept_runs.keep(tuning.run_for(has, profile), profile, 0.5, open_loss=1.25)
+        table = tuning.table(search, tuning.replay(search, profile), profile)
+        losses = table.set_index("rate")["open_loss"]
+        assert pd.isna(losses[without.setting.rate])
+        assert losses[has.setting.rate] == 1.25
+
     def test_an_optimum_at_an_edge_is_found(self, profile):
         table = constructed(3e-4)
         lower = table[(table["rate"] >= 3e-4) | (table["value"] != SLOW)]

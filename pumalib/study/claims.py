@@ -472,13 +472,12 @@ def _pairs(one: Statement, names: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _rows(patterns: list[str], names: list[str]) -> list[str]:
-    """The rows that patterns name; NotTestable where a pattern names none."""
+    """The rows that patterns name, as far as they are there; NotTestable where none is."""
     found = []
     for pattern in patterns:
-        rows = fnmatch.filter(names, pattern)
-        if not rows:
-            raise NotTestable(f"no row {pattern!r}")
-        found += rows
+        found += fnmatch.filter(names, pattern)
+    if not found:
+        raise NotTestable(f"no row {patterns[0]!r}")
     return found
 
 

@@ -182,12 +182,19 @@ def rows_table(
     kept: Kept,
     rows: Sequence[str],
     profile: str = "",
+    *,
     printed: bool = True,
     parameters: bool = True,
+    losses: bool = False,
 ) -> str:
-    """Unified and harmonic R@1 of some rows with their intervals, beside what the paper prints."""
+    """Unified and harmonic R@1 of some rows with their intervals, beside what the paper prints.
+
+    With `losses` also the loss on training images, without augmentation and with gates open.
+    """
     profile = kept.profile(profile)
     names = [""]
+    if losses:
+        names.append("training loss")
     if parameters:
         names.append("trained / total")
     names += ["unified", "harmonic"]
@@ -197,6 +204,8 @@ def rows_table(
     lines = []
     for key in rows:
         line = [kept.row(key).name]
+        if losses:
+            line.append(_number(kept.open_loss(key, profile), digits=2))
         if parameters:
             counts = kept.results(key, profile).parameters.iloc[0] / 1e6
             line.append(f"{counts['trainable']:.2f} / {counts['total']:.2f} M")

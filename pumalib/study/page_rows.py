@@ -149,6 +149,15 @@ class Kept:
         logs = [store.record(name, profile)["log"] for name in self.names(key, profile)]
         return float(np.mean([log[-1]["loss"] for log in logs]))
 
+    def open_loss(self, key: str, profile: str) -> float:
+        """A row's loss on training images as `training.loop.open_loss` has it, mean of its seeds.
+
+        NaN where one of them has none: nothing was trained, or it is from before that was kept.
+        """
+        records = [store.record(name, profile) for name in self.names(key, profile)]
+        losses = [record.get("open_loss") for record in records]
+        return float(np.mean([np.nan if loss is None else loss for loss in losses]))
+
     def printed(self, key: str, column: str) -> float:
         """What the paper prints of a row, in percent; NaN where it prints nothing."""
         row = self.row(key)

@@ -446,7 +446,8 @@ def table(search: Search, progress: Progress, profile: Profile) -> pd.DataFrame:
     """A line per trial: settings, harmonic and unified R@1 as fractions, run, and what is chosen.
 
     `chosen` is true for the trials on which a row's setting rests.  A loss that was not finite has
-    harmonic 0 and no unified.
+    harmonic 0 and no unified.  `open_loss` is that of `training.loop.open_loss`, NaN of runs from
+    before it was kept.
     """
     kept = store.read(profile.name)
     settings = chosen(search, progress.scores)
@@ -457,8 +458,10 @@ def table(search: Search, progress: Progress, profile: Profile) -> pd.DataFrame:
     for trial, harmonic in progress.scores.items():
         name = progress.names[trial]
         unified = np.nan
+        loss = None
         if name in kept:
             unified = _accuracy(kept[name], "unified")
+            loss = kept[name].get("open_loss")
         run = run_for(trial, profile)
         is_chosen = settings.get(trial.row) == trial.setting
         lines.append(
@@ -472,6 +475,7 @@ def table(search: Search, progress: Progress, profile: Profile) -> pd.DataFrame:
                 "mirrored": run.data.flip,
                 "harmonic": harmonic,
                 "unified": unified,
+                "open_loss": np.nan if loss is None else loss,
                 "run": name,
                 "chosen": is_chosen and trial.times == times and not trial.turned,
             }
@@ -489,6 +493,7 @@ COLUMNS = [
     "mirrored",
     "harmonic",
     "unified",
+    "open_loss",
     "run",
     "chosen",
 ]
