@@ -525,14 +525,14 @@ class Profile:
         the recipes `full` and `frozen`, and below what is asked for here.  A `Method` that is given
         in place of a name keeps those of its settings that are not its namesake's in `METHODS`; one
         of another name has nothing tuned.  What was tuned for the method with one loss
-        (`tuned_losses`) stands above what was tuned for the method; a loss that holds another one
-        has what the other has.
+        (`tuned_losses`) stands above what was tuned for the method; a loss that names the one it
+        holds has what that one has.
         """
         chosen = self._scaled(method(name), settings)
-        innermost = (loss_settings or {}).get("loss", loss or Run.loss)
+        inner = (loss_settings or {}).get("loss", loss or Run.loss)
         content = {
             "method": chosen,
-            "training": self._recipe(chosen, innermost, training or {}),
+            "training": self._recipe(chosen, inner, training or {}),
             "data": self.data,
             "backbone": self.backbone,
             "pretrained": self.pretrained,

@@ -66,7 +66,7 @@ class TestWanted:
         ("asked", "message"),
         [
             ({"losses": ("curricularface",)}, "unknown loss 'curricularface'; known: contrastive"),
-            ({"rates": (2e-4,)}, "unknown rate '0.0002'; known: 3e-06"),
+            ({"rates": (2e-4,)}, "rates = 0.0002: take neighbours of the series 3e-06"),
         ],
     )
     def test_what_no_family_has_is_refused(self, asked, message):

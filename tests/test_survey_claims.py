@@ -382,3 +382,11 @@ def test_a_claim_that_is_untestable_is_never_compared():
     claim = Claim("x", "1", "x", [], untestable="no such thing")
     said = claims.evidence(claim, claims.Print({}))
     assert (said.above, said.why) == (None, "no such thing")
+
+
+@pytest.mark.parametrize(("is_complete", "counts"), [(True, (0.2, 0.01)), (False, (1.0, 1.0))])
+def test_what_was_not_run_may_be_the_one_that_lies_apart(is_complete, counts):
+    statement = Statement("t", ["changed", "changed more"], ["default"], apart=1)
+    claim = Claim("sensitive", "1", "x", above=[statement])
+    here = claims.Evidence(above=0.2, below=0.01, why="")
+    assert verdicts._chances(claim, here, is_complete) == counts

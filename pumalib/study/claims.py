@@ -477,7 +477,7 @@ def _rows(patterns: list[str], names: list[str]) -> list[str]:
     for pattern in patterns:
         found += fnmatch.filter(names, pattern)
     if not found:
-        raise NotTestable(f"no row {patterns[0]!r}")
+        raise NotTestable(f"no row {', '.join(map(repr, patterns))}")
     return found
 
 

@@ -21,7 +21,7 @@ from ..data import check_known, unchanged
 from ..training import run_folder
 from . import store
 from .run_all import run_all
-from .tuning import SERIES, kept_accuracy, yaml_number
+from .tuning import SERIES, accuracy, require_neighbours, yaml_number
 
 # The survey's losses: those that compare images with images, and with vectors of classes.
 FAMILIES = {
@@ -58,7 +58,7 @@ class Search:
     def __post_init__(self) -> None:
         known = [name for members in FAMILIES.values() for name in members]
         check_known("loss", self.losses, known)
-        check_known("rate", map(_written, self.rates), [_written(rate) for rate in SERIES])
+        require_neighbours(self.rates)
 
     def choosing(self) -> dict[str, list[str]]:
         """By family the losses that choose for it; a family that has none of them is left out."""
@@ -68,10 +68,6 @@ class Search:
             if own:
                 found[family] = own
         return found
-
-
-def _written(rate: float) -> str:
-    return f"{rate:g}"
 
 
 def wanted(search: Search, scores: Scores) -> list[Trial]:
@@ -88,7 +84,7 @@ def wanted(search: Search, scores: Scores) -> list[Trial]:
 
 
 def _rates_beyond(losses: list[str], scores: Scores) -> list[float]:
-    """The neighbour of the best rate that is not tried yet, where the best is at an edge."""
+    """The neighbour that the best rate lacks, where it is at an edge of those that were tried."""
     means = mean_by_rate(losses, scores)
     place = SERIES.index(best_rate(means))
     near = SERIES[max(0, place - 1) : place + 2]
@@ -144,23 +140,23 @@ def replay(search: Search, profile: Profile) -> Progress:
 
     Runs whose loss was not finite count as 0.
     """
+    kept = store.read(profile.name)
     failed = store.failures(profile.name)
     done = Progress({}, {}, {})
     while not done.missing:
         asked = wanted(search, done.scores)
         if not asked:
             break
-        runs = [run_for(trial, search, profile) for trial in asked]
         with unchanged():
-            names = [run_folder.run_name(run) for run in runs]
-        for trial, run, name in zip(asked, runs, names, strict=True):
-            score = 0.0
-            if name not in failed:
-                score = kept_accuracy(run, profile)
-            if np.isnan(score):
+            names = [run_folder.run_name(run_for(trial, search, profile)) for trial in asked]
+        for trial, name in zip(asked, names, strict=True):
+            if name in kept:
+                done.scores[trial] = accuracy(kept[name], "harmonic")
+            elif name in failed:
+                done.scores[trial] = 0.0
+            else:
                 done.missing[trial] = name
                 continue
-            done.scores[trial] = score
             done.names[trial] = name
     return done
 
@@ -188,20 +184,24 @@ def table(search: Search, progress: Progress, profile: Profile) -> pd.DataFrame:
 
     A loss that was not finite has harmonic 0 and no unified.
     """
+    kept = store.read(profile.name)
     rates = chosen(search, progress.scores)
     family_of = {name: family for family, members in FAMILIES.items() for name in members}
     lines = []
     for trial, harmonic in progress.scores.items():
         family = family_of[trial.loss]
-        run = run_for(trial, search, profile)
+        name = progress.names[trial]
+        unified = np.nan
+        if name in kept:
+            unified = accuracy(kept[name], "unified")
         lines.append(
             {
                 "family": family,
                 "loss": trial.loss,
                 "rate": trial.rate,
                 "harmonic": harmonic,
-                "unified": kept_accuracy(run, profile, "unified"),
-                "run": progress.names[trial],
+                "unified": unified,
+                "run": name,
                 "chosen": rates.get(family) == trial.rate,
             }
         )

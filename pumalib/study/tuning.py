@@ -103,14 +103,17 @@ class Search:
         for check in self.checks:
             if check not in CHECKS:
                 raise ValueError(f"unknown check {check!r}; known: {', '.join(CHECKS)}")
-        count = len(self.rates)
-        neighbours = [SERIES[start : start + count] for start in range(len(SERIES))]
-        if not self.rates or self.rates not in neighbours:
-            given = ", ".join(f"{rate:g}" for rate in self.rates)
-            known = ", ".join(f"{rate:g}" for rate in SERIES)
-            raise ValueError(
-                f"rates = {given}: take neighbours of the series {known}, in its order"
-            )
+        require_neighbours(self.rates)
+
+
+def require_neighbours(rates: tuple[float, ...]) -> None:
+    """Raise ValueError where rates do not stand side by side in the series."""
+    count = len(rates)
+    neighbours = [SERIES[start : start + count] for start in range(len(SERIES))]
+    if not rates or rates not in neighbours:
+        given = ", ".join(f"{rate:g}" for rate in rates)
+        known = ", ".join(f"{rate:g}" for rate in SERIES)
+        raise ValueError(f"rates = {given}: take neighbours of the series {known}, in its order")
 
 
 # ---- what is wanted next
@@ -394,7 +397,7 @@ def replay(search: Search, profile: Profile) -> Progress:
             names = [run_folder.run_name(run_for(trial, profile)) for trial in asked]
         for trial, name in zip(asked, names, strict=True):
             if name in kept:
-                done.scores[trial] = _accuracy(kept[name], "harmonic")
+                done.scores[trial] = accuracy(kept[name], "harmonic")
             elif name in failed:
                 done.scores[trial] = 0.0
             else:
@@ -409,10 +412,10 @@ def kept_accuracy(run: Run, profile: Profile, dataset: str = "harmonic") -> floa
     record = store.read(profile.name).get(run_folder.run_name(run))
     if record is None:
         return np.nan
-    return _accuracy(record, dataset)
+    return accuracy(record, dataset)
 
 
-def _accuracy(record: Mapping, dataset: str) -> float:
+def accuracy(record: Mapping, dataset: str) -> float:
     """R@1 of a kept run on a dataset, unified or harmonic."""
     return next(line["R@1"] for line in record["table"] if line["dataset"] == dataset)
 
@@ -460,7 +463,7 @@ def table(search: Search, progress: Progress, profile: Profile) -> pd.DataFrame:
         unified = np.nan
         loss = None
         if name in kept:
-            unified = _accuracy(kept[name], "unified")
+            unified = accuracy(kept[name], "unified")
             loss = kept[name].get("open_loss")
         run = run_for(trial, profile)
         is_chosen = settings.get(trial.row) == trial.setting

@@ -43,8 +43,10 @@ def scorecard(
         if needed == 0:
             # It is drawn, not printed: the pairs are those that it names.
             needed = claim.named_pairs
+        of_rows = _rows_run(claim, in_print, runs)
+        is_complete = here.is_complete(needed) and not of_rows["rows_missing"]
         if here.above is not None:
-            tests[claim.name] = _chances(claim, here, needed)
+            tests[claim.name] = _chances(claim, here, is_complete)
         found_here[claim.name] = here
         lines[claim.name] = {
             "section": claim.section,
@@ -53,9 +55,9 @@ def scorecard(
             "print": _verdict_of_print(said),
             "here": "not testable",
             "why": _why(here, needed),
-            **_rows_run(claim, in_print, runs),
+            **of_rows,
             "withheld": "; ".join(here.withheld),
-            **_rests_on(here, needed, LEVEL / len(claims)),
+            **_rests_on(here, needed, is_complete, LEVEL / len(claims)),
             **asdict(here.effect),
         }
     table = pd.DataFrame.from_dict(lines, orient="index").rename_axis("name")
@@ -69,17 +71,17 @@ def scorecard(
     return table
 
 
-def _chances(claim: Claim, here: Evidence, needed: int) -> tuple[float, float]:
+def _chances(claim: Claim, here: Evidence, is_complete: bool) -> tuple[float, float]:
     """The p-values that count, `above` and `below`.
 
     Where not all pairs were run, or not on all datasets, a counterexample still refutes, but not
-    what is said of a share.
+    what is said of a share, nor that one of them lies apart: what was not run may be that one.
     """
     assert here.above is not None
     assert here.below is not None
-    if here.is_complete(needed):
+    if is_complete:
         return here.above, here.below
-    if any(one.share is not None for one in claim.above):
+    if any(one.share is not None or one.apart is not None for one in claim.above):
         return 1.0, 1.0
     return 1.0, here.below
 
@@ -130,7 +132,9 @@ def _verdict_here(above: float, below: float, corrected: float) -> str:
 # ---- what a verdict rests on
 
 
-def _rests_on(here: Evidence, needed: int, level: float) -> dict[str, float | int | bool]:
+def _rests_on(
+    here: Evidence, needed: int, is_complete: bool, level: float
+) -> dict[str, float | int | bool]:
     """What was compared for a claim, as columns of the scorecard.
 
     `pairs` of rows that were compared, of `pairs_needed`; `could_support`, whether they were all,
@@ -144,7 +148,7 @@ def _rests_on(here: Evidence, needed: int, level: float) -> dict[str, float | in
     found: dict[str, float | int | bool] = {
         "pairs": here.pairs,
         "pairs_needed": needed,
-        "could_support": needed > 0 and here.is_complete(needed),
+        "could_support": needed > 0 and is_complete,
         "contrasts": len({pair.contrast for pair in here.compared}),
         "comparisons": 0,
         "on_its_side": 0,
