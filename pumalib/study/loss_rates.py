@@ -17,11 +17,10 @@ import numpy as np
 import pandas as pd
 
 from ..config import Profile, Run
-from ..data import check_known, unchanged
-from ..training import run_folder
+from ..data import check_known
 from . import store
 from .run_all import run_all
-from .tuning import SERIES, accuracy, require_neighbours, yaml_number
+from .tuning import SERIES, Progress, accuracy, go_through, require_neighbours, yaml_number
 
 # The survey's losses: those that compare images with images, and with vectors of classes.
 FAMILIES = {
@@ -126,42 +125,19 @@ def run_for(trial: Trial, search: Search, profile: Profile) -> Run:
     return profile.run(search.method, loss=trial.loss, data=data, training=recipe, seed=0)
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a search is: the scores that count, their runs, and the trials it waits for."""
+def replay(search: Search, profile: Profile) -> Progress[Trial]:
+    """Go through the search by the kept runs of a profile, as far as they lead."""
 
-    scores: dict[Trial, float]
-    names: dict[Trial, str]
-    missing: dict[Trial, str]
+    def asked(scores: Scores) -> list[Trial]:
+        return wanted(search, scores)
 
+    def run_of(trial: Trial) -> Run:
+        return run_for(trial, search, profile)
 
-def replay(search: Search, profile: Profile) -> Progress:
-    """Go through the search by the kept runs of a profile, as far as they lead.
-
-    Runs whose loss was not finite count as 0.
-    """
-    kept = store.read(profile.name)
-    failed = store.failures(profile.name)
-    done = Progress({}, {}, {})
-    while not done.missing:
-        asked = wanted(search, done.scores)
-        if not asked:
-            break
-        with unchanged():
-            names = [run_folder.run_name(run_for(trial, search, profile)) for trial in asked]
-        for trial, name in zip(asked, names, strict=True):
-            if name in kept:
-                done.scores[trial] = accuracy(kept[name], "harmonic")
-            elif name in failed:
-                done.scores[trial] = 0.0
-            else:
-                done.missing[trial] = name
-                continue
-            done.names[trial] = name
-    return done
+    return go_through(asked, run_of, profile)
 
 
-def train(search: Search, progress: Progress, profile: Profile) -> None:
+def train(search: Search, progress: Progress[Trial], profile: Profile) -> None:
     """Train what a search waits for; that a loss was not finite is kept, and counts as 0."""
     rows = {label(trial): run_for(trial, search, profile) for trial in progress.missing}
     first_seed = replace(profile, seeds=(0,), side_seeds=(), further_seeds=())
@@ -179,7 +155,7 @@ def label(trial: Trial) -> str:
 COLUMNS = ["family", "loss", "rate", "harmonic", "unified", "run", "chosen"]
 
 
-def table(search: Search, progress: Progress, profile: Profile) -> pd.DataFrame:
+def table(search: Search, progress: Progress[Trial], profile: Profile) -> pd.DataFrame:
     """A line per trial: harmonic and unified R@1 as fractions, its run, and what is chosen.
 
     A loss that was not finite has harmonic 0 and no unified.

@@ -5,9 +5,9 @@ judges scores are pure functions, so that a search goes on by itself from the ru
 (`replay`), and is tested without any training.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -371,30 +371,50 @@ def run_for(trial: Trial, profile: Profile) -> Run:
     return profile.run(trial.row, training=recipe, data=data, seed=trial.seed, **settings)
 
 
+AnyTrial = TypeVar("AnyTrial")
+
+
 @dataclass(frozen=True)
-class Progress:
+class Progress(Generic[AnyTrial]):
     """How far a search is: the scores that count, their runs, and the trials it waits for."""
 
-    scores: dict[Trial, float]
-    names: dict[Trial, str]
-    missing: dict[Trial, str]
+    scores: dict[AnyTrial, float]
+    names: dict[AnyTrial, str]
+    missing: dict[AnyTrial, str]
 
 
-def replay(search: Search, profile: Profile) -> Progress:
-    """Go through the search by the kept runs of a profile, as far as they lead.
+def replay(search: Search, profile: Profile) -> Progress[Trial]:
+    """Go through the search by the kept runs of a profile, as far as they lead."""
 
-    Runs whose loss was not finite count as 0.  Kept runs that the rule does not ask for do not
-    count, so that every row has the same search.
+    def asked(scores: Scores) -> list[Trial]:
+        return wanted(search, scores)
+
+    def run_of(trial: Trial) -> Run:
+        return run_for(trial, profile)
+
+    return go_through(asked, run_of, profile)
+
+
+def go_through(
+    next_trials: Callable[[Mapping[AnyTrial, float]], list[AnyTrial]],
+    run_of: Callable[[AnyTrial], Run],
+    profile: Profile,
+) -> Progress[AnyTrial]:
+    """Go through any search by the kept runs of a profile, as far as they lead.
+
+    `next_trials` has what is wanted next, given the scores that are known, and `run_of` the run of
+    a trial.  Runs whose loss was not finite count as 0.  Kept runs that the rule does not ask for
+    do not count, so that every row has the same search.
     """
     kept = store.read(profile.name)
     failed = store.failures(profile.name)
-    done = Progress({}, {}, {})
+    done: Progress[AnyTrial] = Progress({}, {}, {})
     while not done.missing:
-        asked = wanted(search, done.scores)
+        asked = next_trials(done.scores)
         if not asked:
             break
         with unchanged():
-            names = [run_folder.run_name(run_for(trial, profile)) for trial in asked]
+            names = [run_folder.run_name(run_of(trial)) for trial in asked]
         for trial, name in zip(asked, names, strict=True):
             if name in kept:
                 done.scores[trial] = accuracy(kept[name], "harmonic")
@@ -445,7 +465,7 @@ def label(trial: Trial) -> str:
 # ---- the table
 
 
-def table(search: Search, progress: Progress, profile: Profile) -> pd.DataFrame:
+def table(search: Search, progress: Progress[Trial], profile: Profile) -> pd.DataFrame:
     """A line per trial: settings, harmonic and unified R@1 as fractions, run, and what is chosen.
 
     `chosen` is true for the trials on which a row's setting rests.  A loss that was not finite has
