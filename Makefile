@@ -18,8 +18,6 @@ TRIAL_METHODS = [linear, mlp3, vpt, prompt-pool, lora, adaptformer, adapter, ada
 # The last method that 91 finds a setting for: a profile that has it has them all.
 LAST_TUNED = mlp3
 IMBALANCE_METHODS = [full, linear, lora, adaptformer, adapter, adapter-stochastic, vpt, puma]
-# The rate of proxies on emoji alone, once 94 has found it.
-EMOJI_RATE ?=
 TRIAL_RUN = $(or $(STEP),$(BIN)/python) -m pumalib run --profile
 PHOTOS_RUN = $(or $(STEP),$(BIN)/python) -m pumalib run --profile $(PHOTOS)
 
@@ -76,19 +74,21 @@ trial: $(if $(STEP),,.venv/installed)  ## the trial in the order of docs/protoco
 	$(TRIAL_RUN) $(TRIAL) 19 -p train_missing=true
 	$(TRIAL_RUN) $(TRIAL) 17
 
+needs_rates = @grep -q '^tuned_losses:' notebooks/profiles/$(1).yaml \
+	|| { echo "what follows needs the rates that 94 has found: copy its block 'tuned_losses:' into notebooks/profiles/$(1).yaml"; exit 1; }
+
 survey: $(if $(STEP),,.venv/installed)  ## the survey's statements on real images, in the order of docs/protocol.md; a day on a CPU
 	$(TRIAL_RUN) photos-21k 94
-	@grep -q '^tuned_losses:' notebooks/profiles/photos-21k.yaml \
-	|| { echo "what follows needs the rates that 94 has found: copy its block 'tuned_losses:' into notebooks/profiles/photos-21k.yaml"; exit 1; }
+	$(call needs_rates,photos-21k)
 	$(TRIAL_RUN) faces 27
-	$(TRIAL_RUN) photos-21k 94 -p notebook=loss_rates_emoji -p 'datasets=[emoji_emojione]' -p 'losses_=[proxynca, proxyanchor, proxygml, softtriple]'
-	@test -n "$(EMOJI_RATE)" || { echo "what follows needs the rate of proxies that 94 has just found on emoji: make survey EMOJI_RATE=<rate>"; exit 1; }
-	$(TRIAL_RUN) photos-21k 26 -p lr=$(EMOJI_RATE)
+	$(TRIAL_RUN) emoji 94 -p 'losses_=[proxynca, proxyanchor, proxygml, softtriple]'
+	$(call needs_rates,emoji)
+	$(TRIAL_RUN) emoji 26
 	$(TRIAL_RUN) photos-21k 22 -p method=full -p 'datasets=[birds_cub50, cars_196, emoji_emojione]' -p 'sources=[words, characters]' -p 'weights=[7.5]'
 	$(TRIAL_RUN) photos-21k 21 -p 'methods=[full]'
 	$(TRIAL_RUN) photos-21k 23 -p method=full -p 'datasets=[birds_cub50, cars_196]' -p 'margins=[0.2]'
 	$(TRIAL_RUN) mini 29
-	@for name in photos-21k faces mini; do $(TRIAL_RUN) $$name 25 || exit 1; done
+	@for name in photos-21k emoji faces mini; do $(TRIAL_RUN) $$name 25 || exit 1; done
 
 gpu: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),.venv/installed)  ## on a GPU, in steps of 9 minutes: tests, the speed, `photos`, the trial, a row of it in float32

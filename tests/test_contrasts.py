@@ -108,6 +108,26 @@ def test_a_difference_has_the_variance_of_all_stable_rows():
     assert found.at["unified", "error"] == pytest.approx(expected)
 
 
+def test_rows_whose_seeds_draw_the_images_help_each_other_alone(monkeypatch):
+    rows = {name: keep_row(name, [0, 0.02, -0.02]) for name in ("ours", "theirs")}
+    alone = seeds.spread(records(rows["ours"]), "test", Averages())
+
+    few = RUN | {"data": RUN["data"] | {"shots": 2}}
+    monkeypatch.setattr("test_contrasts.RUN", few)
+    for name in ("few", "fewer"):
+        rows[name] = keep_row(name, [0, 0.04, -0.04])
+    beside = seeds.spread(records(rows["ours"]), "test", Averages())
+    pd.testing.assert_series_equal(beside.variance, alone.variance)
+    assert set(beside.freedom) == set(alone.freedom) == {4}
+
+    variances = [accuracies(rows[name]).var(ddof=1) for name in ("few", "fewer")]
+    of_few = seeds.spread(records(rows["few"]), "test", Averages())
+    expected = np.maximum(variances[0], sum(variances) / 2)
+    found = of_few.variance[expected.index]
+    pd.testing.assert_series_equal(found, expected, check_names=False)
+    assert set(of_few.freedom) == {4}
+
+
 def test_seeds_of_a_row_that_were_kept_before_a_setting_are_of_the_row(monkeypatch):
     ours = keep_row("ours", [0, 0.1])
     older = {key: value for key, value in RUN.items() if key != "data"}

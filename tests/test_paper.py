@@ -110,13 +110,14 @@ DRAWN = {"cub": 60, "cars": 40, "sop": 80}  # classes of five queries each; sop 
 def study_of(tmp_path, monkeypatch):
     """A profile's kept runs.
 
-    Each query of a class hits with the row's rate, which differs from class to class.
+    Each query of a class hits with the row's rate, which differs from class to class.  Rows
+    `once` have one seed.
     """
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
     train = pd.DataFrame({"dataset": ["sop"] * 50 + ["cub"] * 9 + ["cars"] * 10})
     monkeypatch.setattr(claims.data, "load", lambda data: SimpleNamespace(train=train))
 
-    def make(seeds=5, **tables):
+    def make(seeds=5, once=(), **tables):
         shutil.rmtree(tmp_path / "test", ignore_errors=True)
         rng = np.random.default_rng(0)
         profile = SimpleNamespace(name="test", data=None, large=None)
@@ -124,9 +125,8 @@ def study_of(tmp_path, monkeypatch):
         for file, rows in tables.items():
             lines = []
             for row, rate in rows.items():
-                names = [
-                    f"{row.replace(' ', '_').replace('/', '-')}-{seed}" for seed in range(seeds)
-                ]
+                run = row.replace(" ", "_").replace("/", "-")
+                names = [f"{run}-{seed}" for seed in range(1 if row in once else seeds)]
                 for seed, name in enumerate(names):
                     hits = {
                         key: (rng.random((n, 5)) < rate + ease[key]).ravel()
@@ -241,6 +241,12 @@ def test_a_claim_is_withheld_where_its_runs_cannot_answer(study_of):
                 "beats-universal", "why"
             ]
         )
+    # A row of one seed is as one that was not run: the others may refute the claim.
+    rows = FULL | {"universal PA": 0.5, "PUMA": 0.4}
+    beside = study_of(once=["universal PA"], main_results=rows).loc["beats-universal"]
+    assert beside["here"] == "contradicted"
+    assert (beside["pairs"], beside["could_support"]) == (1, False)
+    assert "PUMA over universal PA: no unified, or one seed" in beside["withheld"]
     scales = dict.fromkeys(printed.table(4).index, 0.5) | {"frozen ViT-S": 0.6}
     assert "a gain" in study_of(backbones=scales).at["small-model", "why"]
 

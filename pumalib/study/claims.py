@@ -446,12 +446,12 @@ def _compared(claim: Claim, one: Statement, judge: Judge, withheld: list[str]) -
     for row, other in _pairs(one, names):
         try:
             gains = judge.gains(claim, one, row, other)
+            lines, missing = _of_columns(gains, one.columns, f"{row} over {other}")
         except NotTestable as error:
             why = error
             if str(error) not in withheld:
                 withheld.append(str(error))
             continue
-        lines, missing = _of_columns(gains, one.columns, f"{row} over {other}")
         sides = [judge.identity(one.table, name) for name in (row, other)]
         found.append(Pair(row, other, lines, frozenset(sides), scale, missing))
     if not found:

@@ -2,7 +2,8 @@
 
 A row is here what its settings say: kept runs that differ by their seed alone.  All rows of a
 profile that were tested on the same queries help each other (`evaluation.pooled_spreads`), so that
-keeping further rows can change an interval a little.
+keeping further rows can change an interval a little.  Rows with few images a class, whose seeds
+draw the images too, help each other alone: they lie farther apart by what the images add.
 """
 
 from collections.abc import Sequence
@@ -54,13 +55,26 @@ def _of_rows(
 
     `states` are those of its files: where they change it is another question.
     """
-    by_row: dict[str, list[dict[str, float]]] = {}
+    of_all_images: dict[str, list[dict[str, float]]] = {}
+    of_drawn_images: dict[str, list[dict[str, float]]] = {}
     for record in store.read(profile).values():
-        if "members" not in record and _queries(record) == queries:
-            by_row.setdefault(_settings(record), []).append(_accuracies(record, averages))
-    tables = {row: pd.DataFrame(accuracies) for row, accuracies in by_row.items()}
+        if "members" in record or _queries(record) != queries:
+            continue
+        alike = of_drawn_images if _draws_images(record) else of_all_images
+        alike.setdefault(_settings(record), []).append(_accuracies(record, averages))
+
     judged = [name for name, _ in queries] + ["harmonic"]
-    return evaluation.pooled_spreads(tables, judged)
+    spreads: dict[str, Spread] = {}
+    for alike in (of_all_images, of_drawn_images):
+        tables = {row: pd.DataFrame(accuracies) for row, accuracies in alike.items()}
+        spreads |= evaluation.pooled_spreads(tables, judged)
+    return spreads
+
+
+def _draws_images(record: dict[str, Any]) -> bool:
+    """Whether a run's seed draws its training images too (`shots` of each class)."""
+    # What was kept before there were `shots` has none.
+    return record["run"]["data"].get("shots", 0) > 0
 
 
 def _queries(record: dict[str, Any]) -> Queries:
