@@ -204,7 +204,7 @@ def test_one_seed_of_violated_triplets_decides_nothing(profile, tmp_path):
     written(tmp_path, "survey_losses_constraint", shares(0.4, 0.1, seeds=1))
     card = verdicts.scorecard(profile, file=claims.SURVEY)
     assert card.at["triplet-constraint", "here"] == "not testable"
-    assert card.at["triplet-constraint", "why"].endswith("no violated, or one seed")
+    assert card.at["triplet-constraint", "why"].endswith(": one seed")
 
 
 # ---- what ends below the frozen backbone

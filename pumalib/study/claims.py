@@ -510,6 +510,8 @@ def _of_columns(
             gains = gains.rename(index=told)
             wanted = list(told.values())
     for name in wanted:
-        if name not in gains.index or np.isnan(gains.at[name, "above"]):
-            raise NotTestable(f"{pair}: no {name}, or one seed")
+        if name not in gains.index:
+            raise NotTestable(f"{pair}: no {name}")
+        if np.isnan(gains.at[name, "above"]):
+            raise NotTestable(f"{pair}: one seed")
     return gains.loc[wanted], tuple(missing)
