@@ -18,7 +18,7 @@ TRIAL_METHODS = [linear, mlp3, vpt, prompt-pool, lora, adaptformer, adapter, ada
 # The last method that 91 finds a setting for: a profile that has it has them all.
 LAST_TUNED = mlp3
 # What the search at 16 epochs gave, for 32 (docs/protocol.md, "Changes"): of two rows, the others are to be searched so.
-# Another stage has its own: the last block that `91 -p 'checks=[mirroring, length]'` prints.
+# Another stage has its own: the last block that its first 91 prints.
 LONGER = {puma: {lr: 3.0e-4, adapter_scale: 0.1}, full: {lr: 3.0e-5, new_lr_factor: 10}}
 IMBALANCE_METHODS = [full, linear, lora, adaptformer, adapter, adapter-stochastic, vpt, puma]
 TRIAL_RUN = $(or $(STEP),$(BIN)/python) -m pumalib run --profile
@@ -68,7 +68,6 @@ trial: $(if $(STEP),,.venv/installed)  ## the trial in the order of docs/protoco
 	$(TRIAL_RUN) $(TRIAL) 06 -p 'methods=$(TRIAL_METHODS)'
 	$(TRIAL_RUN) $(TRIAL) 03 -p 'components=[single, conditional, static, stochastic, conditional + stochastic]'
 	$(TRIAL_RUN) $(TRIAL) 02 -p 'methods=[universal CurricularFace, Linear Emb., MLP-3 Emb., VPT, LoRA, AdaptFormer, PUMA]'
-	$(TRIAL_RUN) $(TRIAL) 91 -p 'checks=[mirroring, length]'
 	$(TRIAL_RUN) $(TRIAL) 18 -p 'factors=[1, 4]' -p 'methods=[full, puma]' -p 'tuned=$(LONGER)'
 	$(TRIAL_RUN) $(TRIAL) 91 -p 'checks=[mirroring, length, convergence]'
 	$(TRIAL_RUN) photos-21k 06 -p 'methods=[full, lora, adapter, puma]'

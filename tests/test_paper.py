@@ -126,7 +126,8 @@ def study_of(tmp_path, monkeypatch):
             lines = []
             for row, rate in rows.items():
                 run = row.replace(" ", "_").replace("/", "-")
-                names = [f"{run}-{seed}" for seed in range(1 if row in once else seeds)]
+                count = 1 if row in once else seeds
+                names = [f"{run}-{seed}" for seed in range(count)]
                 for seed, name in enumerate(names):
                     hits = {
                         key: (rng.random((n, 5)) < rate + ease[key]).ravel()
