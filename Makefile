@@ -73,6 +73,7 @@ trial: $(if $(STEP),,.venv/installed)  ## the trial in the order of docs/protoco
 	$(TRIAL_RUN) photos-21k 06 -p 'methods=[full, lora, adapter, puma]'
 	$(TRIAL_RUN) $(TRIAL)-reversed 06 -p 'methods=$(IMBALANCE_METHODS)'
 	$(TRIAL_RUN) $(TRIAL)-balanced 06 -p 'methods=$(IMBALANCE_METHODS)'
+	$(TRIAL_RUN) $(TRIAL) 30
 	$(TRIAL_RUN) $(TRIAL) 28
 	$(TRIAL_RUN) $(TRIAL) 11
 	$(TRIAL_RUN) $(TRIAL) 05 -p 'losses=[ProxyNCA++, MS, CurricularFace]'

@@ -552,6 +552,28 @@ class Profile:
                 content[key] = value
         return checked(f"profile {self.name!r}", Run, content)
 
+    def at_length(
+        self,
+        name: str | Method,
+        factor: float,
+        /,
+        *,
+        training: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Run:
+        """A row's `Run`, trained for `factor` times the epochs that `run` would give it.
+
+        The schedule of the learning rate is stretched with them; a length that is not a whole
+        number of epochs is rounded, to one at least.  `training` and `settings` are those of `run`.
+        """
+        usual = self.run(name, training=training, **settings)
+        if factor == 1:
+            return usual
+        stretched = dict(training or {})
+        for key in ("epochs", "step_epochs"):
+            stretched[key] = max(1, round(factor * getattr(usual.training, key)))
+        return self.run(name, training=stretched, **settings)
+
     def _scaled(self, chosen: Method, settings: Mapping[str, Any]) -> Method:
         """A method at the scale of the backbone and its images, and tuned.
 

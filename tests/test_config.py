@@ -154,6 +154,20 @@ def test_an_override_wins_over_the_recipes():
     )
 
 
+def test_a_length_stretches_epochs_and_steps_and_keeps_the_rest():
+    """Half of 5 epochs is 2, a tenth is one; at 1 it is the row's own run."""
+    profile = config.profile("mini", epochs=5, schedule="step", step_epochs=4)
+    usual = profile.run("puma", adapter_keep=0.3)
+    half = profile.at_length("puma", 0.5, adapter_keep=0.3)
+    assert (half.training.epochs, half.training.step_epochs) == (2, 2)
+    stretched = replace(usual.training, epochs=2, step_epochs=2)
+    assert half == replace(usual, training=stretched)
+    assert profile.at_length("puma", 0.1).training.epochs == 1
+    assert profile.at_length("puma", 1, adapter_keep=0.3) == usual
+    asked = profile.at_length("puma", 4, training={"lr": 1e-5}).training
+    assert (asked.epochs, asked.lr) == (20, 1e-5)
+
+
 # ---- What was tuned for single methods
 
 TUNED = {
