@@ -127,6 +127,12 @@ def test_rows_whose_seeds_draw_the_images_help_each_other_alone(monkeypatch):
     pd.testing.assert_series_equal(found, expected, check_names=False)
     assert set(of_few.freedom) == {4}
 
+    before = {key: value for key, value in RUN["data"].items() if key != "shots"}
+    monkeypatch.setattr("test_contrasts.RUN", RUN | {"data": before})
+    keep_row("before-shots", [0, 0.02, -0.02])
+    with_older = seeds.spread(records(rows["ours"]), "test", Averages())
+    assert set(with_older.freedom) == {6}
+
 
 def test_seeds_of_a_row_that_were_kept_before_a_setting_are_of_the_row(monkeypatch):
     ours = keep_row("ours", [0, 0.1])

@@ -20,8 +20,13 @@ from pumalib import config, paths, study
 from pumalib.__main__ import main, run
 from pumalib.study import notebooks
 
-PROFILES = ("mini", "photos", "photos-8", "photos-8-reversed", "photos-96", "photos-gpu")
-KEPT = [paths.ROOT / "results" / name for name in PROFILES]
+# Every folder of results that is in git but for its tables of speed.
+IGNORED = (paths.ROOT / ".gitignore").read_text(encoding="utf-8")
+KEPT = [
+    paths.ROOT / "results" / name
+    for name in re.findall(r"^!results/([\w-]+)/$", IGNORED, re.MULTILINE)
+    if name != "bench"
+]
 TEMPLATES = sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))
 PARAMETERS = 'profile = "smoke"  # name\noverrides = {}  # fields\n'
 P = (
