@@ -195,7 +195,7 @@ def project(tmp_path_factory):
     )
     for name in ("pumalib", "notebooks", "tests", "data", "results", "docs"):
         shutil.copytree(paths.ROOT / name, home / name, ignore=unneeded)
-    for name in ("pyproject.toml", "conftest.py"):
+    for name in ("pyproject.toml", "conftest.py", ".gitignore"):
         shutil.copy(paths.ROOT / name, home)
 
     for name, content in FILES.items():
@@ -204,7 +204,7 @@ def project(tmp_path_factory):
         for above, line in entries:
             add_entry(home / name, above, line)
     # A copied notebook whose name was not changed.
-    shutil.copy(home / "notebooks" / "03_components.ipynb", home / "notebooks" / "30_mine.ipynb")
+    shutil.copy(home / "notebooks" / "03_components.ipynb", home / "notebooks" / "80_mine.ipynb")
     return home
 
 
@@ -252,11 +252,11 @@ def test_a_copied_notebook_writes_under_its_own_name(python, project):
     original.parent.mkdir(parents=True, exist_ok=True)
     original.write_text("row,runs\n")
 
-    python("-m", "pumalib", "run", "30", "--profile", "smoke", "-p", "components=[single]")
+    python("-m", "pumalib", "run", "80", "--profile", "smoke", "-p", "components=[single]")
 
     assert original.read_text() == "row,runs\n"
     assert (project / "results" / "smoke" / "mine.csv").is_file()
-    executed = nbformat.read(project / "results" / "smoke" / "30_mine.ipynb", 4)
+    executed = nbformat.read(project / "results" / "smoke" / "80_mine.ipynb", 4)
     assert not [o for cell in executed.cells for o in cell.get("outputs", []) if "error" in o]
 
 
@@ -274,7 +274,7 @@ def test_no_method_changes_its_colour(found):
 
 def test_the_tests_that_walk_the_tables_stay_green(python, project):
     # A copy is named after itself by whoever keeps it; `run` does so anyway.
-    notebook = project / "notebooks" / "30_mine.ipynb"
+    notebook = project / "notebooks" / "80_mine.ipynb"
     text = notebook.read_text("utf-8")
     notebook.write_text(
         text.replace('notebook = \\"components\\"', 'notebook = \\"mine\\"'), "utf-8"
