@@ -115,7 +115,7 @@ def test_a_link_leads_to_the_copy_of_the_same_profile(tmp_path):
     here = "results/photos/02_main_results.ipynb"
     for text, leads in (
         ("[a](17_claims.ipynb)", "[a](17_claims.ipynb)"),
-        ("[a](05_puma_with_losses.ipynb)", "[a](../mini/05_puma_with_losses.ipynb)"),
+        ("[a](05_puma_with_losses.ipynb)", "[a](../photos-8/05_puma_with_losses.ipynb)"),
         ("[a](92_speed.ipynb)", "[a](../../notebooks/92_speed.ipynb)"),
         ("[a](../../README.md#x)", "[a](../../index.md#x)"),
         ("[a](../../notebooks/profiles)", "a"),

@@ -11,22 +11,31 @@ from matplotlib.figure import Figure
 from .looks import BLACK, BLUE, FALSE, GREY, OURS, TRUE
 from .style import PAGE_WIDTH, empty_panels, finish, styled
 
-# Inches: of a figure that GitHub shows without making it smaller.
-WIDTH = 7.5
-
 
 @styled
 def claimed_and_measured(table: pd.DataFrame, ours: str, unit: str) -> Figure:
     """Differences of `ours` and its rivals: measured, with 95 % intervals, and as claimed.
 
-    `table` has the columns rival, points, low, high and paper, which may be NaN; the first line
-    stands on top.  `unit` is what is counted, for the axis.
+    `table` has the columns panel, rival, points, low, high and paper, which may be NaN; the first
+    rival stands on top, in every panel.  `unit` is what is counted, for the axes.
     """
-    table = table.reset_index(drop=True)
-    figure, axes = empty_panels(1, 1, WIDTH, 1.3 + 0.27 * len(table))
-    axis = axes[0, 0]
-    places = -table.index.to_numpy()
+    rivals = list(dict.fromkeys(table["rival"]))
+    titles = list(dict.fromkeys(table["panel"]))
+    figure, axes = empty_panels(1, len(titles), PAGE_WIDTH, 1.5 + 0.27 * len(rivals))
+    for axis, title in zip(axes[0], titles, strict=True):
+        own = table[table["panel"] == title].set_index("rival").loc[rivals]
+        _draw_differences(axis, own)
+        axis.set_title(title, pad=18)
+        axis.set(xlabel=unit)
+        _name_sides(axis, ours)
+    for axis in axes[0][1:]:
+        axis.set_yticklabels([])
+    return finish(figure, axes)
 
+
+def _draw_differences(axis: Axes, table: pd.DataFrame) -> None:
+    """A line per rival, by which `table` is indexed: as measured, and as printed."""
+    places = -np.arange(len(table))
     axis.hlines(places, table["points"], table["paper"], color=GREY, linewidth=0.8, zorder=1)
     spread = [table["points"] - table["low"], table["high"] - table["points"]]
     axis.errorbar(
@@ -42,18 +51,16 @@ def claimed_and_measured(table: pd.DataFrame, ours: str, unit: str) -> Figure:
         zorder=2,
     )
     axis.axvline(0, color=BLACK, linewidth=1, zorder=1)
-    axis.set_yticks(places, table["rival"])
-    axis.set(xlabel=unit, ylim=(places[-1] - 0.6, 0.6))
+    axis.set_yticks(places, table.index)
+    axis.set(ylim=(places[-1] - 0.6, 0.6))
     axis.grid(axis="y", visible=False)
-    _name_sides(axis, ours)
-    return finish(figure, axes)
 
 
 def _name_sides(axis: Axes, ours: str) -> None:
     """Who is higher on which side of zero, above the panel."""
     sides = [
-        ("← rival higher", -8, "right", GREY),
-        (f"{ours} higher →", 8, "left", OURS.colour),
+        ("← rival", -4, "right", GREY),
+        (f"{ours} higher →", 4, "left", OURS.colour),
     ]
     for said, shift, side, colour in sides:
         axis.annotate(

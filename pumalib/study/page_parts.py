@@ -155,20 +155,18 @@ IN_LINE: dict[str, Callable[..., str]] = {
 
 
 def headline(kept: Kept, rows: Sequence[str]) -> str:
-    """Unified R@1 and trained parameters of some rows, here and as printed."""
+    """R@1 and trained parameters of some rows, here and as printed."""
+    names = ["", "unified here", "in the paper", "harmonic here", "in the paper"]
+    names += ["trained here", "in the paper"]
     lines = []
     for key in rows:
+        line = [kept.row(key).name]
+        for column in evaluation.OVERALL:
+            line += [level(kept, key, column), _number(kept.printed(key, column))]
         counts = kept.results(key, kept.stage).parameters.iloc[0]
-        lines.append(
-            [
-                kept.row(key).name,
-                level(kept, key),
-                _number(kept.printed(key, "unified")),
-                f"{counts['trainable'] / 1e6:.2f} M",
-                _number(kept.printed_parameters(key), " M", 2),
-            ]
-        )
-    names = ["", "Recall@1 here", "in the paper", "trained parameters here", "in the paper"]
+        line += [f"{counts['trainable'] / 1e6:.2f} M"]
+        line += [_number(kept.printed_parameters(key), " M", 2)]
+        lines.append(line)
     return markdown_table(names, lines)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from .. import config, paths
+from .. import config, evaluation, paths
 from ..evaluation import Averages
 from . import contrasts, printed, results, store
 
@@ -63,7 +63,7 @@ class Kept:
         settings = yaml.safe_load((paths.ROOT / SETTINGS).read_text(encoding="utf-8"))
         self.stage: str = settings["stage"] if stage == "stage" else stage
         self.rows = {key: Row(**row) for key, row in settings["rows"].items()}
-        self.rivals: list[str] = settings["rivals"]
+        self._rivals: dict[str, list[str]] = settings["rivals"]
         self._averages: dict[str, dict[str, Any]] = settings["averages"]
         self.scorecard = functools.cache(self._scorecard)
         self.results = functools.cache(self._results)
@@ -83,6 +83,12 @@ class Kept:
             known = ", ".join(self.rows)
             raise ValueError(f"{SETTINGS} has no row {key!r}; it has {known}; or write file/row")
         return Row(name, file, name)
+
+    def rivals(self, profile: str) -> list[str]:
+        """What PUMA is drawn against; ValueError where docs/pages.yaml does not say."""
+        if profile not in self._rivals:
+            raise ValueError(f"{SETTINGS} has no rivals of {profile!r}: list them under `rivals`")
+        return self._rivals[profile]
 
     def names(self, key: str, profile: str) -> list[str]:
         """The names of a row's runs; ValueError where none is kept."""
@@ -208,12 +214,17 @@ def _kept_file(profile: str, name: str) -> Path:
 
 
 def claimed(kept: Kept) -> pd.DataFrame:
-    """PUMA minus each rival, unified R@1 in points, the highest first.
+    """PUMA minus each rival in points of R@1, the highest by unified R@1 first.
 
-    Columns: rival, points, low, high, and paper, as printed.
+    Columns: panel (unified or harmonic), rival, points, low, high, and paper, as printed.
     """
     lines = []
-    for key in kept.rivals:
-        gap = kept.gap("puma", key, kept.stage, "unified")
-        lines.append({"rival": kept.row(key).name, **gap._asdict()})
-    return pd.DataFrame(lines).sort_values("points", ascending=False, ignore_index=True)
+    for column in evaluation.OVERALL:
+        for key in kept.rivals(kept.stage):
+            gap = kept.gap("puma", key, kept.stage, column)
+            lines.append({"panel": column, "rival": kept.row(key).name, **gap._asdict()})
+    table = pd.DataFrame(lines)
+    unified = table[table["panel"] == evaluation.OVERALL[0]]
+    order = unified.sort_values("points", ascending=False)["rival"].tolist()
+    place = table["rival"].map(order.index)
+    return table.loc[place.sort_values(kind="stable").index].reset_index(drop=True)
