@@ -192,6 +192,10 @@ WORLDS = {
     "the last two of twelve unstable, and compared": {"unstable": 2},
     "the first row 8 points above": {"effect": 0.08},
     "classes matter as much as seeds": {"suits": 0.15},
+    # As of rows with few images, which help each other alone.
+    "the last of four unstable, and compared": {"rows": 4, "unstable": 1, "times": 4.0},
+    "the last two of four unstable, and compared": {"rows": 4, "unstable": 2, "times": 4.0},
+    "the last two of eight unstable, and compared": {"rows": 8, "unstable": 2, "times": 4.0},
 }
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from pumalib import config, evaluation, paths
 from pumalib.evaluation import Averages
@@ -132,6 +133,35 @@ def test_rows_whose_seeds_draw_the_images_help_each_other_alone(monkeypatch):
     keep_row("before-shots", [0, 0.02, -0.02])
     with_older = seeds.spread(records(rows["ours"]), "test", Averages())
     assert set(with_older.freedom) == {6}
+
+
+@pytest.mark.parametrize("profile", ["photos-8", "photos", "mini"])
+def test_kept_rows_with_few_images_lie_farther_apart(profile, monkeypatch):
+    """Why they help each other alone (docs/protocol.md, "Changes"): F over the kept rows."""
+    monkeypatch.setattr(paths, "RESULTS", paths.ROOT / "results")
+    found = []
+    for record in store.read(profile).values():
+        if "members" in record:
+            continue
+        row = config.Run.from_dict(record["run"] | {"seed": 0}).identity("", "")
+        queries = {line["dataset"]: line["queries"] for line in record["table"]}
+        few = record["run"]["data"].get("shots", 0) > 0
+        accuracy = {line["dataset"]: line["R@1"] for line in record["table"]}["unified"]
+        found.append((few, row, str(queries), accuracy))
+    table = pd.DataFrame(found, columns=["few", "row", "queries", "accuracy"])
+    # The benchmark's own test images: those with which few images were tried.
+    own = table.loc[table["few"], "queries"].mode()[0]
+    table = table[table["queries"] == own]
+
+    pooled = {}
+    for few, rows in table.groupby("few"):
+        seeds_of = rows.groupby("row")["accuracy"]
+        squares = (seeds_of.transform("mean") - rows["accuracy"]).pow(2).sum()
+        pooled[few] = (squares, len(rows) - seeds_of.ngroups)
+    variances = {few: squares / freedom for few, (squares, freedom) in pooled.items()}
+    ratio = variances[True] / variances[False]
+    assert ratio > 5
+    assert stats.f.sf(ratio, pooled[True][1], pooled[False][1]) < 1e-10
 
 
 def test_seeds_of_a_row_that_were_kept_before_a_setting_are_of_the_row(monkeypatch):
