@@ -155,24 +155,22 @@ IN_LINE: dict[str, Callable[..., str]] = {
 
 
 def headline(kept: Kept, rows: Sequence[str]) -> str:
-    """R@1 and trained parameters of some rows, here and as printed."""
-    names = ["", "unified here", "in the paper", "harmonic here", "in the paper"]
-    names += ["trained here", "in the paper"]
+    """R@1 of some rows, here and as printed, and their trained parameters here."""
+    names = ["", "unified here", "in the paper", "harmonic here", "in the paper", "trained here"]
     lines = []
     for key in rows:
         line = [kept.row(key).name]
         for column in evaluation.OVERALL:
             line += [level(kept, key, column), _number(kept.printed(key, column))]
         counts = kept.results(key, kept.stage).parameters.iloc[0]
-        line += [f"{counts['trainable'] / 1e6:.2f} M"]
-        line += [_number(kept.printed_parameters(key), " M", 2)]
+        line.append(f"{counts['trainable'] / 1e6:.2f} M")
         lines.append(line)
     return markdown_table(names, lines)
 
 
 def claimed_figure(kept: Kept) -> str:
     """The picture of `page_rows.claimed`, for a page in the project's folder."""
-    said = "PUMA minus each rival, as the paper prints it and as measured here"
+    said = "PUMA minus each rival, printed and measured"
     return f"![{said}](results/{kept.stage}/claimed_and_measured.png)"
 
 

@@ -185,10 +185,6 @@ class Kept:
             return np.nan
         return float(wrong.at[row.row, "recomputed"])
 
-    def printed_parameters(self, key: str) -> float:
-        """The millions of trained parameters that the paper prints, or NaN."""
-        return self.printed(key, "params_train_m")
-
     def table(self, file: str, profile: str) -> pd.DataFrame:
         """A table that a notebook wrote, as it stands; ValueError where it is not kept."""
         return pd.read_csv(_kept_file(profile, file))
