@@ -114,7 +114,7 @@ def by_dataset(kept: page_rows.Kept) -> Figure:
 
 
 def keep_probability(kept: page_rows.Kept) -> Figure:
-    """Unified R@1 over the keep probability of the adapters (Fig. 7), there and on mini."""
+    """Unified R@1 over the keep probability of the adapters (Fig. 7), and the same on mini."""
     panels = {}
     for profile in (kept.stage, "mini"):
         lines = []
