@@ -722,6 +722,14 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+# YAML 1.2 reads 3e-4 as a number, PyYAML (1.1) as a text, since it has no point.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
 def read_yaml(text: str) -> Any:
     """What a text in YAML says; ValueError, in one line: it is none, or has a key twice."""
     try:

@@ -119,12 +119,15 @@ def test_a_wrong_value_is_refused_by_name_whatever_the_way_in(name, value):
 
 def test_numbers_are_read_as_people_mean_them(tmp_path):
     file = tmp_path / "fine.yaml"
-    file.write_text(
-        "training: {lr: 1e-4, epochs: 2.0}\ndata: {flip: 'false'}"
-    )  # YAML 1.1 reads 1e-4 as text
+    file.write_text("training: {lr: 1e-4, epochs: 2.0}\ndata: {flip: 'false'}")
     profile = config.profile(str(file))
     assert (profile.training.lr, profile.training.epochs, profile.data.flip) == (1e-4, 2, False)
     assert isinstance(profile.training.epochs, int)
+
+
+def test_a_number_with_an_exponent_is_one_without_a_point():
+    read = config.read_yaml("[3e-4, 3.0e-4, 1E+3, -2e1, '3e-4', 3e, e3, 1e-4-8e-4]")
+    assert read == [0.0003, 0.0003, 1000.0, -20.0, "3e-4", "3e", "e3", "1e-4-8e-4"]
 
 
 def test_unknown_names_list_the_known():
