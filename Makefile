@@ -80,7 +80,9 @@ trial: $(if $(STEP),,.venv/installed)  ## the trial in the order of docs/protoco
 	$(TRIAL_RUN) $(TRIAL) 19 -p train_missing=true
 	$(TRIAL_RUN) $(TRIAL) 17
 
-needs_rates = @grep -q '^tuned_losses:' notebooks/profiles/$(1).yaml \
+# The last loss that 94 finds a rate for.
+LAST_LOSS = normsoftmax
+needs_rates = @grep -q '^    $(LAST_LOSS): ' notebooks/profiles/$(1).yaml \
 	|| { echo "what follows needs the rates that 94 has found: copy its block 'tuned_losses:' into notebooks/profiles/$(1).yaml"; exit 1; }
 
 survey: $(if $(STEP),,.venv/installed)  ## the survey's statements on real images, in the order of docs/protocol.md; a day on a CPU
