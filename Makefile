@@ -92,7 +92,7 @@ survey: $(if $(STEP),,.venv/installed)  ## the survey's statements on real image
 	$(TRIAL_RUN) emoji 94 -p 'losses_=[proxynca, proxyanchor, proxygml, softtriple]'
 	$(call needs_rates,emoji)
 	$(TRIAL_RUN) emoji 26
-	$(TRIAL_RUN) photos-21k 22 -p method=full -p 'datasets=[birds_cub50, cars_196, emoji_emojione]' -p 'sources=[words, characters]' -p 'weights=[7.5]'
+	$(TRIAL_RUN) photos-21k 22 -p method=full -p 'datasets=[birds_cub50, cars_196, emoji_emojione]' -p 'sources=[words, characters, pseudo]' -p 'weights=[7.5]'
 	$(TRIAL_RUN) photos-21k 21 -p 'methods=[full]'
 	$(TRIAL_RUN) photos-21k 23 -p method=full -p 'datasets=[birds_cub50, cars_196]' -p 'margins=[0.2]'
 	$(TRIAL_RUN) mini 29
