@@ -3,6 +3,7 @@
 import doctest
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -461,6 +462,22 @@ def test_bad_names_and_values(name, hyper, message):
 def test_proxygml_of_too_many_classes():
     with pytest.raises(ValueError, match=r"C\^2 K numbers; weight = 0 for so many classes"):
         losses.make("proxygml", 6000, 1)
+
+
+def test_proxygml_of_too_few_classes():
+    """... for its ratio: 0.05 of 20 classes are a sample's own proxies and no other."""
+    x = torch.randn(8, 4, requires_grad=True)
+    y = torch.arange(8)
+    with pytest.warns(UserWarning, match="ratio = 0.05 keeps 12 of 240 .* a ratio above 0.05"):
+        loss = losses.make("proxygml", 20, 4)
+    loss(x, y).backward()
+    assert not x.grad.any()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss = losses.make("proxygml", 20, 4, ratio=0.2)
+    loss(x, y).backward()
+    assert x.grad.any(1).all()
 
 
 @pytest.mark.parametrize(

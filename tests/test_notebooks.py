@@ -69,6 +69,10 @@ def test_template(file):
     assert not asks or (len(rows) == 1 and rows[0] < asks[0]), (
         "one cell tagged rows, before run_all"
     )
+    for cell in cells[: rows[0] + 1] if rows else []:
+        assert not re.search(r"written_whole|derived\(|\.save\(", cell.source), (
+            "--plan executes the cells up to the rows, and must leave results/ as they are"
+        )
     assert any("assert " in cell.source for cell in cells), "a green run must not be an empty one"
     for cell in cells:
         is_beginning = "parameters" in tags(cell) or cell.source.startswith(("import ", "from "))

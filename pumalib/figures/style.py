@@ -159,8 +159,9 @@ def finish(
 
     if named and len(handles_of) > 1:
         longest = max(map(len, handles_of))
-        # About 140 characters stand side by side, and a handle takes the room of six.
-        columns = min(len(handles_of), 6, 140 // (6 + longest))
+        # About 15 characters stand in an inch, and a handle takes the room of six.
+        room = round(15 * figure.get_figwidth())
+        columns = max(1, min(len(handles_of), 6, room // (6 + longest)))
         figure.legend(
             handles_of.values(), handles_of, loc="outside lower center", ncols=columns, **legend
         )

@@ -5,6 +5,7 @@ C the number of classes and K that of proxies of a class.
 """
 
 import math
+import warnings
 from typing import Literal, get_args
 
 import torch
@@ -148,7 +149,9 @@ class ProxyGML(ProxyLoss):
     """Each sample keeps the ceil(ratio C K) proxies most similar to it, its own class's first.
 
     Cross-entropy over the classes' sums of the cosines kept, and `weight` times that of proxies
-    with the sums of all (Zhu et al., NeurIPS 2020).  K is `proxies_per_class`.
+    with the sums of all (Zhu et al., NeurIPS 2020).  K is `proxies_per_class`.  With 1 / ratio
+    classes or fewer a sample keeps no proxy but its own class's: a warning says that it learns
+    nothing.
     """
 
     def __init__(
@@ -172,6 +175,14 @@ class ProxyGML(ProxyLoss):
                 "proxygml holds C^2 K numbers; "
                 "weight = 0 for so many classes, as its authors for SOP"
             )
+        self.count = math.ceil(self.ratio * self.num_classes * proxies_per_class)
+        if self.count <= proxies_per_class < len(self.proxies):
+            warnings.warn(
+                f"proxygml: ratio = {self.ratio:g} keeps {self.count} of {len(self.proxies)} "
+                f"proxies, and the {proxies_per_class} of an image's own class come first: "
+                f"no image has a gradient; use a ratio above {1 / self.num_classes:g}",
+                stacklevel=2,
+            )
 
     @override
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
@@ -191,8 +202,7 @@ class ProxyGML(ProxyLoss):
         """1 for the proxies that each sample keeps, else 0, (N, C K)."""
         # A cosine is below 4: those of its own class come first.
         first = s + 4 * own.repeat_interleave(self.proxies_per_class, 1)
-        count = math.ceil(self.ratio * self.num_classes * self.proxies_per_class)
-        chosen = first.topk(count, sorted=False).indices
+        chosen = first.topk(self.count, sorted=False).indices
         return torch.zeros_like(s).scatter(1, chosen, 1)
 
     def _of_proxies(self, p: Tensor) -> Tensor:

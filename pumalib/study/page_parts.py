@@ -89,11 +89,13 @@ def number(kept: Kept, file: str, column: str, form: str, *where: str) -> str:
     """A number of a table that is none of runs, as "1,200" (form d), "17.4" (.1f) or "97%" (.0%).
 
     Of results/<stage>/<file>.csv, in the one line `where` columns have values, each as
-    `column = value`; ValueError where it is no single line.
+    `column = value`; ValueError where it is no single line.  Of another profile's table `file` is
+    "<profile>/<file>".
     """
-    table = kept.table(file, kept.stage)
+    profile, _, name = file.rpartition("/")
+    table = kept.table(name, profile or kept.stage)
     chosen = table
-    for condition in where:
+    for condition in _with_commas(where):
         name, sign, value = condition.partition(" = ")
         if not sign:
             raise ValueError(f"{condition!r}: write column = value")
@@ -104,6 +106,17 @@ def number(kept: Kept, file: str, column: str, form: str, *where: str) -> str:
     if form == "d":
         return f"{found:,.0f}"
     return format(found, form)
+
+
+def _with_commas(where: Sequence[str]) -> list[str]:
+    """Conditions whose values had commas, at which a marker is split, put together again."""
+    conditions: list[str] = []
+    for part in where:
+        if conditions and " = " not in part:
+            conditions[-1] += f", {part}"
+        else:
+            conditions.append(part)
+    return conditions
 
 
 def _column(table: pd.DataFrame, name: str) -> pd.Series:
