@@ -99,7 +99,7 @@ def test_a_verdict_is_the_scorecards(kept):
 
 def test_numbers_of_tables_that_are_none_of_runs(tmp_path, monkeypatch):
     table = pd.DataFrame({"of": ["a", "a", "b"], "k": [1, 2, 1], "n": [1200, 0.174, -0.05]})
-    for profile, counted in (("photos", table), ("mini", table.replace("b", "b, c"))):
+    for profile, counted in (("photos", table), ("mini", table.replace("b", "b, r = 0.2"))):
         (tmp_path / profile).mkdir()
         counted.to_csv(tmp_path / profile / "counts.csv", index=False)
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
@@ -112,7 +112,7 @@ def test_numbers_of_tables_that_are_none_of_runs(tmp_path, monkeypatch):
     assert written("counts, n, d, of = a, k = 1") == "1,200"
     assert written("counts, n, .1%, of = a, k = 2") == "17.4%"
     assert written("counts, n, +.2f, of = b") == "-0.05"
-    assert written("mini/counts, n, +.2f, of = b, c, k = 1") == "-0.05"
+    assert written("mini/counts, n, +.2f, of = b, r = 0.2, k = 1") == "-0.05"
     for said, message in (
         ("counts, n, d, of = a", "2 lines of counts.csv have of = a"),
         ("counts, n, d, of = c", "0 lines of counts.csv have of = c"),

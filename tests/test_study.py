@@ -17,6 +17,7 @@ import torch
 
 from pumalib import config, data, evaluation, paths, study, training
 from pumalib.study import analysis, runs, store
+from pumalib.training import run_folder
 
 PROFILE = config.Profile(
     "test",
@@ -285,6 +286,16 @@ def test_a_plan_tells_runs_and_trains_none(results, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
     assert study.plan(ROWS, PROFILE)["hours"].isna().all()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_needs_no_texts_that_a_notebook_makes_first(results, tmp_path):
+    settings = {"loss": "ms", "texts": str(tmp_path / "pseudo.csv")}
+    rows = {"guided": PROFILE.run("linear", loss="language", loss_settings=settings)}
+    table = study.plan(rows, PROFILE)
+    assert not table["kept"].any()
+    assert (table["images"] == len(data.load(PROFILE.data).train)).all()
+    with pytest.raises(ValueError, match="there is no file"):
+        run_folder.run_name(rows["guided"])
 
 
 def test_a_plan_needs_no_images_of_the_paper(results, tmp_path, monkeypatch):

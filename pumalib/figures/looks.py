@@ -175,6 +175,8 @@ def shown(name: object) -> str:
 LOOKS: dict[str, Look] = {
     # What the others start from: a dash
     "Frozen backbone": Look(DARK_GREY, "_"),
+    # What they are to reach
+    "target": Look(DARK_GREY, "_"),
     "Full fine-tuning": Look(BLACK, "s"),
     "Full fine-tuning, 512": Look(BLUE, "X"),
     "PUMA": OURS,
@@ -234,7 +236,7 @@ LOOKS: dict[str, Look] = {
     "Triplets, plain": Look(SKY, "h"),
     "Triplet, random": Look(BLUE, "X"),
     "Triplet, all": Look(AMBER, "P"),
-    "Triplet, semi-hard": Look(SKY, "d"),
+    "Triplet, semi-hard": Look(BLACK, "d"),
     "Triplet, batch-hard": Look(SLATE, "p"),
     "Contrastive": Look(BROWN, "h"),
     "ProxyNCA": Look(BLUE, "h"),

@@ -150,8 +150,8 @@ class ProxyGML(ProxyLoss):
 
     Cross-entropy over the classes' sums of the cosines kept, and `weight` times that of proxies
     with the sums of all (Zhu et al., NeurIPS 2020).  K is `proxies_per_class`.  With 1 / ratio
-    classes or fewer a sample keeps no proxy but its own class's: a warning says that it learns
-    nothing.
+    classes or fewer a sample keeps no proxy but its own class's, and has no gradient; a warning
+    says so.
     """
 
     def __init__(
@@ -175,13 +175,13 @@ class ProxyGML(ProxyLoss):
                 "proxygml holds C^2 K numbers; "
                 "weight = 0 for so many classes, as its authors for SOP"
             )
-        self.count = math.ceil(self.ratio * self.num_classes * proxies_per_class)
-        if self.count <= proxies_per_class < len(self.proxies):
+        self.kept = math.ceil(self.ratio * self.num_classes * proxies_per_class)
+        if self.kept <= proxies_per_class < len(self.proxies):
             warnings.warn(
-                f"proxygml: ratio = {self.ratio:g} keeps {self.count} of {len(self.proxies)} "
+                f"proxygml: ratio = {self.ratio:g} keeps {self.kept} of {len(self.proxies)} "
                 f"proxies, and the {proxies_per_class} of an image's own class come first: "
                 f"no image has a gradient; use a ratio above {1 / self.num_classes:g}",
-                stacklevel=2,
+                stacklevel=3,
             )
 
     @override
@@ -202,7 +202,7 @@ class ProxyGML(ProxyLoss):
         """1 for the proxies that each sample keeps, else 0, (N, C K)."""
         # A cosine is below 4: those of its own class come first.
         first = s + 4 * own.repeat_interleave(self.proxies_per_class, 1)
-        chosen = first.topk(self.count, sorted=False).indices
+        chosen = first.topk(self.kept, sorted=False).indices
         return torch.zeros_like(s).scatter(1, chosen, 1)
 
     def _of_proxies(self, p: Tensor) -> Tensor:

@@ -92,14 +92,17 @@ def _bags(texts: Sequence[str], **settings: Any) -> np.ndarray:
     return TfidfVectorizer(**settings).fit_transform(texts).toarray()
 
 
+def is_missing(source: str) -> bool:
+    """Whether `source` names a file that is not there."""
+    return source.endswith((".csv", ".npz")) and not paths.resolve(source).is_file()
+
+
 def _file(source: str) -> Path | None:
     """The file that `source` names, if it names one."""
     file = paths.resolve(source)
-    if file.is_file():
-        return file
-    if source.endswith((".csv", ".npz")):
+    if is_missing(source):
         raise ValueError(f"texts = {source!r}: there is no file {file}")
-    return None
+    return file if file.is_file() else None
 
 
 def _read(file: Path) -> "pd.DataFrame":

@@ -1,6 +1,6 @@
 """What markers of pages write, each a function from `Kept`: words and numbers, and tables."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,10 +92,9 @@ def number(kept: Kept, file: str, column: str, form: str, *where: str) -> str:
     `column = value`; ValueError where it is no single line.  Of another profile's table `file` is
     "<profile>/<file>".
     """
-    profile, _, name = file.rpartition("/")
-    table = kept.table(name, profile or kept.stage)
-    chosen = table
-    for condition in _with_commas(where):
+    profile, _, table_name = file.rpartition("/")
+    chosen = kept.table(table_name, profile or kept.stage)
+    for condition in _with_commas(where, chosen.columns):
         name, sign, value = condition.partition(" = ")
         if not sign:
             raise ValueError(f"{condition!r}: write column = value")
@@ -108,11 +107,14 @@ def number(kept: Kept, file: str, column: str, form: str, *where: str) -> str:
     return format(found, form)
 
 
-def _with_commas(where: Sequence[str]) -> list[str]:
-    """Conditions whose values had commas, at which a marker is split, put together again."""
+def _with_commas(where: Sequence[str], columns: Collection[str]) -> list[str]:
+    """Conditions whose values had commas, at which a marker is split, put together again.
+
+    A part that does not begin with a column is the rest of a value.
+    """
     conditions: list[str] = []
     for part in where:
-        if conditions and " = " not in part:
+        if conditions and part.partition(" = ")[0] not in columns:
             conditions[-1] += f", {part}"
         else:
             conditions.append(part)

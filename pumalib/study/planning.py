@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import pandas as pd
 
-from .. import training
+from .. import losses, training
 from ..config import Data, Profile, Run
 from ..data import expected, load, unchanged
 from ..training import run_folder
@@ -51,8 +51,12 @@ def _speeds(profile: Profile) -> pd.Series:
 def _name_and_images(run: Run) -> tuple[str, int]:
     """The name of a run, and how many images it would see in training."""
     try:
-        name = run_folder.run_name(run)
         images = len(load(run.data, run.seed).train)
+        if losses.texts.is_missing(run.loss_settings.get("texts", "")):
+            # A notebook makes them before it trains; what is named by them is not kept.
+            name = run_folder.name_by_digests(run, "unknown", "unknown")
+        else:
+            name = run_folder.run_name(run)
     except (ValueError, OSError):  # data or weights are not on this machine yet
         known = _expected_images(run.data)
         if known is None:
