@@ -69,7 +69,8 @@ def test_template(file):
     assert not asks or (len(rows) == 1 and rows[0] < asks[0]), (
         "one cell tagged rows, before run_all"
     )
-    for cell in cells[: rows[0] + 1] if rows else []:
+    planned = cells[: rows[0] + 1] if rows else []
+    for cell in planned:
         assert not re.search(r"written_whole|derived\(|\.save\(", cell.source), (
             "--plan executes the cells up to the rows, and must leave results/ as they are"
         )

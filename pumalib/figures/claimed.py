@@ -123,7 +123,8 @@ def verdicts(card: pd.DataFrame) -> Figure:
     left.axis("off")
     finish(figure, axes[:, 1:])
     others = len(card) - len(judged)
-    figure.suptitle(f"{len(judged)} claims were judged; {others} more cannot be by these runs")
+    claims = "claim was" if len(judged) == 1 else "claims were"
+    figure.suptitle(f"{len(judged)} {claims} judged; {others} more cannot be by these runs")
     return figure
 
 
