@@ -717,6 +717,13 @@ class TestVerdicts:
         assert not {"holds", "not printed", "in print"} & set(said)
         assert said[0] == "-7.5 [-9.0, -6.0]"
 
+    def test_measures_alone_have_no_scale_of_points(self):
+        measures = self.CARD[self.CARD["claim"] == "a time"]
+        axis = figures.verdicts(measures).axes[1]
+        assert ticks(axis) == []
+        assert "R@1" not in axis.get_xlabel()
+        assert axis.texts[0].get_text() == "+1.25 [+1.00, +1.50]"
+
 
 class TestHeatmap:
     TABLE = pd.DataFrame(

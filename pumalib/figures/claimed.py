@@ -112,10 +112,11 @@ def verdicts(card: pd.DataFrame) -> Figure:
         is_so = (judged["here"] == verdict).to_numpy()
         _draw_effects(axis, judged[is_so], middles[is_so], colour, verdict)
     _write_effects(axis, judged, middles)
-    axis.axvline(0, color=BLACK, linewidth=1, zorder=1)
-    largest = judged.loc[judged["in_points"], "value"].abs().max()
-    reach = 1.5 * max(1.0, largest if largest > 0 else 1.0)
-    axis.set(yticks=[], xlim=(-reach, reach), xlabel="points of R@1 in the comparison that decides")
+    axis.set(yticks=[])
+    if judged["in_points"].any():
+        _scale_in_points(axis, judged.loc[judged["in_points"], "value"])
+    else:
+        axis.set(xticks=[], xlabel="decided by measures, in units of their own: see the numbers")
     for one in (left, axis):
         one.set_ylim(tops[-1], 0)
         one.hlines(tops[1:-1], 0, 1, transform=one.get_yaxis_transform(), color="#dddddd", lw=0.6)
@@ -126,6 +127,13 @@ def verdicts(card: pd.DataFrame) -> Figure:
     claims = "claim was" if len(judged) == 1 else "claims were"
     figure.suptitle(f"{len(judged)} {claims} judged; {others} more cannot be by these runs")
     return figure
+
+
+def _scale_in_points(axis: Axes, values: pd.Series) -> None:
+    """A scale on both sides of a line at 0, wide enough for the largest of the values."""
+    axis.axvline(0, color=BLACK, linewidth=1, zorder=1)
+    reach = 1.5 * max(1.0, values.abs().max())
+    axis.set(xlim=(-reach, reach), xlabel="points of R@1 in the comparison that decides")
 
 
 def _whole_claims(claims_of_card: pd.Series) -> list[str]:
