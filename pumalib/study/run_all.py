@@ -4,6 +4,7 @@ It is kept under the name of what it is, so that a first table is
 `run_all({"PUMA": profile.run("puma"), "Linear": profile.run("linear")}, profile).wide("R@1")`.
 """
 
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -288,7 +289,10 @@ def loss_of(run: Run) -> losses.base.Loss:
     """The loss of a run for what needs no classes: how its embeddings are compared and averaged."""
     # The similarity is one of classes.
     settings = {key: value for key, value in run.loss_settings.items() if key != "similarity"}
-    return losses.make(run.loss, 2, run.dim, **settings)
+    with warnings.catch_warnings():
+        # that two classes are too few for a setting says nothing of the run
+        warnings.simplefilter("ignore")
+        return losses.make(run.loss, 2, run.dim, **settings)
 
 
 def model(name: str, profile: str, train: bool = False) -> embedder.Embedder:
