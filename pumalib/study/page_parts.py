@@ -13,6 +13,7 @@ from .page_rows import ABOVE, ACROSS, Kept
 
 JUDGED_PRINT = ("holds", "fails", "not printed")
 VERDICTS = ("supported", "contradicted", "undecided", "not testable")
+SURVEY = "survey_claims"  # the scorecard of notebook 25
 # Of a core at work, assumed and not measured.
 WATTS = 15
 
@@ -267,11 +268,11 @@ def by_dataset(kept: Kept, pairs: Sequence[str], profile: str = "") -> str:
     return differences(kept, pairs, profile, datasets, printed=False)
 
 
-def verdicts(kept: Kept, profiles: Sequence[str]) -> str:
-    """How many claims have which verdict, a line per profile."""
+def verdicts(kept: Kept, profiles: Sequence[str], file: str = "claims") -> str:
+    """How many claims of a scorecard have which verdict, a line per profile."""
     lines = []
     for profile in profiles:
-        counts = _counts(kept.scorecard(kept.profile(profile)))
+        counts = _counts(kept.scorecard(kept.profile(profile), file))
         numbers = [str(counts[verdict]) for verdict in VERDICTS]
         lines.append([f"`{kept.profile(profile)}`", *numbers, str(counts["supportable"])])
     return markdown_table(["profile", *VERDICTS, "could have been supported"], lines)
@@ -287,6 +288,18 @@ def claims_table(kept: Kept, profiles: Sequence[str], prints: Sequence[str] = JU
             found = [str(kept.scorecard(profile).at[name, "here"]) for profile in names]
             lines.append([f"Sec. {claim['section']}", claim["claim"], claim["print"], *found])
     return markdown_table(["section", "claim", "in print", *[f"`{one}`" for one in names]], lines)
+
+
+def statements(kept: Kept, profiles: Sequence[str]) -> str:
+    """The survey's statements and their verdicts; an empty cell where the profile cannot test."""
+    cards = {f"`{profile}`": kept.scorecard(profile, SURVEY) for profile in profiles}
+    found = pd.DataFrame({title: card["here"] for title, card in cards.items()})
+    found = found.replace("not testable", "")
+    first = next(iter(cards.values()))
+    lines = []
+    for name, verdicts_here in found.iterrows():
+        lines.append([first.at[name, "section"], first.at[name, "claim"], *verdicts_here])
+    return markdown_table(["in its summary", "statement", *cards], lines)
 
 
 def tuned(kept: Kept, profile: str = "") -> str:
@@ -384,6 +397,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "by-dataset": by_dataset,
     "verdicts": verdicts,
     "claims": claims_table,
+    "statements": statements,
     "misprints": misprints,
     "tuned": tuned,
 }

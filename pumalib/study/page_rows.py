@@ -189,9 +189,9 @@ class Kept:
         """A table that a notebook wrote, as it stands; ValueError where it is not kept."""
         return pd.read_csv(_kept_file(profile, file))
 
-    def _scorecard(self, profile: str) -> pd.DataFrame:
-        """The scorecard that notebook 17 kept: to judge anew needs the profile's images."""
-        path = _kept_file(profile, "claims")
+    def _scorecard(self, profile: str, file: str = "claims") -> pd.DataFrame:
+        """The scorecard that notebook 17 or 25 kept: to judge anew needs the profile's images."""
+        path = _kept_file(profile, file)
         return pd.read_csv(path, index_col="name", dtype={"section": str})
 
 
