@@ -83,6 +83,29 @@ def test_settings_that_a_search_chose_stand_beside_what_was_tried(kept, monkeypa
     assert text.splitlines()[-1] == "| `lora` | 0.0001 | `lora_scale` 1 | 65.0 | 50.0 to 60.0 | 2 |"
 
 
+def test_statements_stand_beside_their_verdicts_and_a_stage_that_cannot_test_says_nothing(
+    tmp_path, monkeypatch
+):
+    head = "name,section,claim,here,why,could_support"
+    said = {"far": ("supported", "not testable"), "near": ("undecided", "not testable")}
+    for profile, verdicts in said.items():
+        lines = [head]
+        for number, verdict in enumerate(verdicts, 1):
+            lines.append(f"s{number},l. {number},Statement {number},{verdict},because,True")
+        folder = tmp_path / profile
+        folder.mkdir()
+        (folder / "survey_claims.csv").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    kept = page_rows.Kept("far")
+
+    statements = page_parts.statements(kept, ["far", "near"]).splitlines()
+    assert statements[0] == "| in its summary | statement | `far` | `near` |"
+    assert statements[2] == "| l. 1 | Statement 1 | supported | undecided |"
+    assert statements[3] == "| l. 2 | Statement 2 |  |  |"
+    counts = page_parts.verdicts(kept, ["far", "near"], "survey_claims").splitlines()
+    assert counts[2:] == ["| `far` | 1 | 0 | 0 | 1 | 1 |", "| `near` | 0 | 0 | 1 | 1 | 1 |"]
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_says_what_is_kept(name, kept_of):
     """... or `python -m pumalib docs` writes it anew."""
