@@ -724,6 +724,12 @@ class TestVerdicts:
         assert "R@1" not in axis.get_xlabel()
         assert axis.texts[0].get_text() == "+1.25 [+1.00, +1.50]"
 
+    def test_the_colour_of_a_number_is_named_where_nothing_is_drawn_in_it(self):
+        card = self.CARD[self.CARD["claim"] != "true"]  # of the supported a time is left
+        figure = figures.verdicts(card)
+        named = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert named == ["contradicted", "supported", "undecided"]
+
 
 class TestHeatmap:
     TABLE = pd.DataFrame(

@@ -159,9 +159,9 @@ def _sentence(one: Any) -> str:
 
 def _draw_effects(axis: Axes, part: pd.DataFrame, y: np.ndarray, colour: str, verdict: str) -> None:
     """The differences that decide; what is no difference of accuracies has only its number."""
-    drawn = part["in_points"].to_numpy(bool)
-    if not drawn.any():
+    if part.empty:
         return
+    drawn = part["in_points"].to_numpy(bool)
     value = part.loc[drawn, "value"]
     spread = np.stack([value - part.loc[drawn, "low"], part.loc[drawn, "high"] - value])
     axis.errorbar(value, y[drawn], xerr=spread, fmt="o", color=colour, label=verdict)
