@@ -227,6 +227,10 @@ _METHODS = [
 ]
 METHODS = {method.name: method for method in _METHODS}
 
+# Losses whose own parameters are a layer, whose weights and bias have no fixed length as proxies
+# have: at the rate of proxies one step of AdamW would be larger than they are.
+LOSSES_WITH_A_LAYER = ("crossentropy",)
+
 
 def method(name: str | Method, /, **settings: Any) -> Method:
     """The method called `name`, or a `Method` itself, with some settings changed.
@@ -268,7 +272,8 @@ class Training:
     lr: Rate = 1e-4
     # x lr for prompts, adapters, LoRA and the head (authors' code).
     new_lr_factor: Amount = 10.0
-    # x lr for proxies and every parameter of the loss (Appendix A).
+    # x lr for proxies and every parameter of the loss (Appendix A); where nobody chose one,
+    # LOSSES_WITH_A_LAYER have new_lr_factor instead.
     loss_lr_factor: Amount = 1e4
     # Of AdamW.
     weight_decay: Amount = 1e-4
@@ -598,9 +603,14 @@ class Profile:
         """The recipe for a method: as it tunes the backbone or not, and as it was tuned itself."""
         recipe = self.full if chosen.tune_backbone else self.frozen
         tuned = _only_fields(self.tuned.get(chosen.name, {}), Training)
+        usual = {**recipe, **tuned}
+        nobody_chose = self.training.loss_lr_factor == Training.loss_lr_factor
+        if loss in LOSSES_WITH_A_LAYER and nobody_chose:
+            usual["loss_lr_factor"] = usual.get("new_lr_factor", self.training.new_lr_factor)
+
         with_loss = self.tuned_losses.get(chosen.name, {}).get(loss, {})
         where = f"profile {self.name!r}, training"
-        return _changed(self.training, {**recipe, **tuned, **with_loss, **changes}, where)
+        return _changed(self.training, {**usual, **with_loss, **changes}, where)
 
 
 def profile(name: str, /, **changes: Any) -> Profile:

@@ -249,6 +249,25 @@ def test_a_loss_has_its_own_rate_with_a_method_over_what_the_method_has(tmp_path
     assert untuned.run("full", loss="npair").training.lr == 2e-4
 
 
+def test_the_classifier_of_the_plain_softmax_learns_as_new_layers_do():
+    tuned = tuned_mini({"full": {"new_lr_factor": 3}, "linear": {"loss_lr_factor": 1000}})
+    assert tuned.run("full", loss="crossentropy").training.loss_lr_factor == 3
+    assert tuned.run("linear", loss="crossentropy").training.loss_lr_factor == 10
+    assert tuned.run("full", loss="normsoftmax").training.loss_lr_factor == 1e4, "directions"
+    guided = {"loss": "crossentropy", "weight": 1.0}
+    guided = tuned.run("full", loss="language", loss_settings=guided)
+    assert guided.training.loss_lr_factor == 3
+
+    # Who asks for another factor gets it.
+    asked = {"loss_lr_factor": 7}
+    assert tuned.run("full", loss="crossentropy", training=asked).training.loss_lr_factor == 7
+    profile = config.profile("mini", **asked)
+    assert profile.run("full", loss="crossentropy").training.loss_lr_factor == 7
+    of_losses = {"full": {"crossentropy": asked}}
+    tuned = tuned_mini(tuned_losses=of_losses)
+    assert tuned.run("full", loss="crossentropy").training.loss_lr_factor == 7
+
+
 def test_a_rank_that_was_tuned_is_taken_to_the_letter():
     tuned = tuned_mini({"adapter": {"adapter_rank": 7}})
     assert tuned.run("adapter").method.adapter_rank == 7
