@@ -192,6 +192,9 @@ def against(
         if "x" in log:
             axis.set_xscale("log")
             write_plain_numbers(axis.xaxis)
+        elif (table["x"].dropna() % 1 == 0).all():
+            # There is no epoch 1.5.
+            axis.xaxis.get_major_locator().set_params(integer=True)
         if "y" in log:
             axis.set_yscale("log")
             write_plain_numbers(axis.yaxis)
