@@ -76,7 +76,7 @@ trial: $(if $(STEP),,.venv/installed)  ## the trial in the order of docs/protoco
 	$(TRIAL_RUN) $(TRIAL) 30
 	$(TRIAL_RUN) $(TRIAL) 28
 	$(TRIAL_RUN) $(TRIAL) 11
-	$(TRIAL_RUN) $(TRIAL) 05 -p 'losses=[ProxyNCA++, MS, CurricularFace]'
+	$(TRIAL_RUN) $(TRIAL) 05 -p 'losses=[ProxyNCA++, Triplet, MS, CurricularFace]'
 	$(TRIAL_RUN) $(TRIAL) 19 -p train_missing=true
 	$(TRIAL_RUN) $(TRIAL) 17
 
@@ -94,7 +94,7 @@ survey: $(if $(STEP),,.venv/installed)  ## the survey's statements on real image
 	$(TRIAL_RUN) emoji 26
 	$(TRIAL_RUN) photos-21k 22 -p method=full -p 'datasets=[birds_cub50, cars_196, emoji_emojione]' -p 'sources=[words, characters, pseudo]' -p 'weights=[7.5]'
 	$(TRIAL_RUN) photos-21k 21 -p 'methods=[full]'
-	$(TRIAL_RUN) photos-21k 23 -p method=full -p 'datasets=[birds_cub50, cars_196]' -p 'margins=[0.2]'
+	$(TRIAL_RUN) photos-21k 23 -p method=full -p 'datasets=[birds_cub50, cars_196]'
 	$(TRIAL_RUN) mini 29
 	@for name in photos-21k emoji faces mini; do $(TRIAL_RUN) $$name 25 || exit 1; done
 
