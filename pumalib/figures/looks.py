@@ -239,6 +239,7 @@ LOOKS: dict[str, Look] = {
     "Triplet, semi-hard": Look(BLACK, "d"),
     "Triplet, batch-hard": Look(SLATE, "p"),
     "Contrastive": Look(BROWN, "h"),
+    "N-pair": Look(TAN, "p"),
     "ProxyNCA": Look(BLUE, "h"),
     "ProxyGML": Look(YELLOW, "d"),
     # Datasets of mini
