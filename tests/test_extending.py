@@ -210,11 +210,15 @@ def project(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(project):
-    """Run Python in the copy, with its own package and results, and return what it prints."""
+    """Run Python in the copy, with its own package and results, and return what it prints.
+
+    Only the current folder says which package it is, as for whoever has two checkouts and one
+    environment.
+    """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PUMALIB_")
     }
-    environment["PYTHONPATH"] = str(project)
+    environment.pop("PYTHONPATH", None)
 
     def run(*arguments: str) -> str:
         command = [sys.executable, *arguments]

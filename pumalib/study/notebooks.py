@@ -270,6 +270,7 @@ def _print_outcomes(outcomes: list[Outcome], folder: Path) -> None:
 def execute(notebook: Path, folder: Path, values: Parameters) -> None:
     """Execute a notebook into `folder`, or as far as it goes as `<name>.failed.ipynb`."""
     failed = folder / f"{notebook.stem}.failed.ipynb"
+    _lead_to_this_package()
     _silence_widgets()
     # It warns of its own deprecations.
     logging.getLogger("papermill").setLevel(logging.CRITICAL)
@@ -296,6 +297,20 @@ def execute(notebook: Path, folder: Path, values: Parameters) -> None:
             raise
         nbformat.write(clean(executed), temporary)
     failed.unlink(missing_ok=True)
+
+
+def _lead_to_this_package() -> None:
+    """Let kernels that start from here import this pumalib, and not that of another checkout.
+
+    Where two share an environment, the one installed there would train, and keep the runs.
+    """
+    around = Path(paths.__file__).resolve().parent.parent
+    if not (around / "pyproject.toml").is_file():
+        return  # it is among other packages, where kernels find it too
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if folders[0] != str(around):
+        others = [folder for folder in folders if folder]
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(around), *others])
 
 
 def _silence_widgets() -> None:
