@@ -175,6 +175,16 @@ def test_an_unstable_row_and_one_without_seeds_keep_their_own():
     assert pooled_spreads({"once": table(1.0)}, ["unified"]) == {}
 
 
+def test_a_row_that_is_the_same_with_every_seed_is_none_of_the_stable_ones():
+    same = table(0.7, 0.7, 0.7)
+    assert same.var(ddof=1)["unified"] > 0, "rounding must leave a variance for this to be a test"
+    rows = {number: table(1.0, 2.0, 3.0) for number in range(6)} | {"frozen": same}
+    found = pooled_spreads(rows, ["unified"])
+    assert found[0].variance.tolist() == pytest.approx([1, 1])
+    assert found[0].freedom.tolist() == [12, 12]
+    assert found["frozen"].freedom.tolist() == [2, 2]
+
+
 def test_unstable_rows_do_not_hide_each_other():
     rng = np.random.default_rng(0)
     rows = {number: table(*rng.normal(0, 1, 3)) for number in range(12)}

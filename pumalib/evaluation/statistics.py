@@ -214,7 +214,8 @@ def pooled_spreads(rows: Mapping[Row, pd.DataFrame], judged: Collection[str]) ->
         return {}
     variances = pd.DataFrame([table.var(ddof=1) for table in several.values()])
     freedom = np.array([len(table) - 1 for table in several.values()])
-    varies = (variances > 0).any(axis=1).to_numpy()
+    # By the accuracies themselves: the mean of equal ones is rounded, and their variance not 0.
+    varies = np.array([bool((table.nunique() > 1).any()) for table in several.values()])
     stable = np.zeros(len(variances), bool)
     stable[varies] = _stable(variances.loc[varies, list(judged)].to_numpy(), freedom[varies])
     together = freedom[stable].sum()
