@@ -6,15 +6,18 @@ print(index.search("holiday/beach.jpg", 5))
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import faiss
 import numpy as np
 import pandas as pd
 from PIL import Image
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from . import paths
 from .data import check_known, folders
@@ -222,6 +225,64 @@ class FolderIndex:
             pairs[side] = self.table["path"].loc[pairs[side]].to_numpy()
         return pairs
 
+    def duplicate_groups(self, threshold: float = 0.95) -> pd.DataFrame:
+        """Find groups of images that are joined by pairs whose cosine is above `threshold`.
+
+        A row per image, the largest group first, in a group by path.  Columns: group (from 1), path
+        and cosine, which is that to the nearest image of its group.  Two images of a group may be
+        less alike than `threshold` where others lie between them.  Raises ValueError where the
+        index is empty.
+        """
+        pairs = self.near_duplicates(threshold)
+        both_ways = pd.concat([pairs, pairs.rename(columns={"one": "other", "other": "one"})])
+        nearest = both_ways.groupby("one")["cosine"].max()
+        place = pd.Series(range(len(nearest)), nearest.index)
+        edges = (place[pairs["one"]], place[pairs["other"]])
+        links = coo_array((np.ones(len(pairs)), edges), shape=(len(nearest), len(nearest)))
+        _, component = connected_components(links, directed=False)
+
+        images = pd.DataFrame(
+            {"component": component, "path": nearest.index, "cosine": nearest.to_numpy()}
+        )
+        images["size"] = images.groupby("component")["path"].transform("size")
+        images["first"] = images.groupby("component")["path"].transform("min")
+        images = images.sort_values(
+            ["size", "first", "path"], ascending=[False, True, True], ignore_index=True
+        )
+        images["group"] = pd.factorize(images["component"])[0] + 1
+        return images[["group", "path", "cosine"]]
+
+    def likely_wrong_labels(self, k: int = 5) -> pd.DataFrame:
+        """Find images that lie in one folder and look like those of another, the surest first.
+
+        The label of an image is its folder.  Its `k` nearest images vote, exactly: it is listed
+        where more than half of them lie in one other folder.  Images of a folder too small to win
+        that vote (less than k / 2 others in it) are not judged, and those in no folder neither are
+        nor vote.  Columns: path, label, suggested (the other folder), votes (for it) and of (how
+        many voted).  Raises ValueError where the index is empty or `k` is less than 1.
+        """
+        if k < 1:
+            raise ValueError(f"k = {k}; it must be a whole number of at least 1")
+        self._refuse_if_empty()
+        folder = self.table["path"].map(lambda path: PurePosixPath(path).parent.as_posix())
+        is_labelled = (folder != ".").to_numpy()
+        names = self.table["path"][is_labelled].to_numpy()
+        labels = folder[is_labelled].to_numpy()
+        columns = ["path", "label", "suggested", "votes", "of"]
+        voters = min(k, len(labels) - 1)
+        if voters < 1:
+            return pd.DataFrame(columns=columns)
+
+        neighbours = _nearest(self.vectors()[is_labelled], voters)
+        others = pd.Series(labels).groupby(labels).transform("size").to_numpy() - 1
+        rows = []
+        for place in np.flatnonzero(others > voters / 2):
+            suggested, votes = Counter(labels[neighbours[place]]).most_common(1)[0]
+            if suggested != labels[place] and votes > voters / 2:
+                rows.append((names[place], labels[place], suggested, votes, voters))
+        found = pd.DataFrame(rows, columns=columns)
+        return found.sort_values(["votes", "path"], ascending=[False, True], ignore_index=True)
+
     def vectors(self) -> np.ndarray:
         """Get the embeddings of all images, (n, dim) float32 of length 1, as ordered in `table`."""
         # A tensor where faiss.contrib.torch_utils, as of pytorch-metric-learning, is imported.
@@ -353,6 +414,22 @@ class FolderIndex:
         self._vectors = vectors
         self.table = table[table.index.isin(numbers)]
         self._searched = self._find_approximate() or self._vectors
+
+
+def _nearest(vectors: np.ndarray, k: int) -> np.ndarray:
+    """The places (n, k) of the vectors of largest cosine to each of `vectors`, itself apart."""
+    everything = faiss.IndexFlatIP(vectors.shape[1])
+    everything.add(vectors)
+    parts = []
+    for start in bar(range(0, len(vectors), BLOCK), desc="comparing", unit="block", delay=1):
+        block = vectors[start : start + BLOCK]
+        _, places = everything.search(block, k + 1)
+        itself = np.arange(start, start + len(block))[:, None]
+        # Among many copies of an image it may not be found itself: then the last one goes.
+        is_itself = places == itself
+        is_itself[~is_itself.any(axis=1), -1] = True
+        parts.append(places[~is_itself].reshape(len(block), k))
+    return np.concatenate(parts)
 
 
 def _write_faiss(index: Any, file: Path) -> None:

@@ -6,7 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
+import faiss
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image, ImageOps
@@ -399,6 +401,66 @@ class TestSearch:
         importlib.import_module("faiss.contrib.torch_utils")
         assert isinstance(found.vectors(), np.ndarray)
         assert found.near_duplicates(0.9999).empty
+
+
+def filled(embedder, tmp_path, vectors):
+    """An index of vectors in the plane, by path; no file of them is there."""
+    found = FolderIndex(embedder, tmp_path, tmp_path / "store")
+    found._vectors = faiss.IndexIDMap2(faiss.IndexFlatIP(2))
+    given = np.array(list(vectors.values()), np.float32)
+    numbers = pd.RangeIndex(10, 10 + len(given), name="id")
+    found._vectors.add_with_ids(given, numbers.to_numpy())
+    found.table = pd.DataFrame({"path": list(vectors)}, index=numbers)
+    return found
+
+
+def at(degrees):
+    return np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+
+
+class TestGroups:
+    """By angles in the plane, whose cosines are known."""
+
+    def test_of_near_duplicates(self, embedder, tmp_path):
+        angles = {"b": 10, "a": 0, "c": 12, "far": 90, "x": 180, "y": 195, "w": 270}
+        found = filled(embedder, tmp_path, {name: at(angle) for name, angle in angles.items()})
+        groups = found.duplicate_groups(np.cos(np.radians(11)))
+        # 0, 10 and 12 degrees are one group though 12 are more than 11; x and y are 15 apart.
+        assert groups["path"].tolist() == ["a", "b", "c"]
+        assert groups["group"].tolist() == [1, 1, 1]
+        nearest = np.cos(np.radians([10, 2, 2]))
+        assert groups["cosine"].tolist() == pytest.approx(nearest, abs=1e-6)
+
+        groups = found.duplicate_groups(np.cos(np.radians(16)))
+        assert groups["path"].tolist() == ["a", "b", "c", "x", "y"]
+        assert groups["group"].tolist() == [1, 1, 1, 2, 2]
+        none = found.duplicate_groups(0.99999)
+        assert list(none.columns) == ["group", "path", "cosine"]
+        assert none.empty
+
+    def test_wrong_labels_by_the_vote_of_neighbours(self, embedder, tmp_path):
+        angles = {f"cups/{n}": n for n in range(4)} | {f"hats/{n}": 90 + n for n in range(4)}
+        angles |= {"cups/wrong": 95, "hats/wrong": 5, "tiny/alone": 2.5, "loose": 91.5}
+        found = filled(embedder, tmp_path, {name: at(angle) for name, angle in angles.items()})
+        wrong = found.likely_wrong_labels(k=3)
+        # cups/wrong (95 degrees) is nearest to hats at 93, 92 and 91: "loose" has no vote.
+        # hats/wrong (5 degrees) is nearest to cups at 3 and 2, and tiny/alone at 2.5.
+        expected = [("cups/wrong", "cups", "hats", 3, 3), ("hats/wrong", "hats", "cups", 2, 3)]
+        assert list(wrong.itertuples(index=False, name=None)) == expected
+        assert found.likely_wrong_labels(k=100).empty, "more than half of all lie in no one folder"
+        with pytest.raises(ValueError, match="k = 0; it must be"):
+            found.likely_wrong_labels(0)
+
+    def test_copies_of_an_image_do_not_hide_it_from_itself(self, embedder, tmp_path):
+        same = {f"cups/{n}": at(0) for n in range(9)} | {f"hats/{n}": at(90) for n in range(3)}
+        found = filled(embedder, tmp_path, same | {"hats/wrong": at(0)})
+        assert found.likely_wrong_labels(k=3)["path"].tolist() == ["hats/wrong"]
+
+    def test_without_folders_nobody_votes(self, embedder, tmp_path):
+        found = filled(embedder, tmp_path, {"a": at(0), "b": at(1)})
+        wrong = found.likely_wrong_labels()
+        assert list(wrong.columns) == ["path", "label", "suggested", "votes", "of"]
+        assert wrong.empty
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
