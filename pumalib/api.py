@@ -164,7 +164,7 @@ def frozen(
 
 
 def evaluate(
-    vectors: np.ndarray | torch.Tensor,
+    vectors: np.ndarray | torch.Tensor | pd.DataFrame | Sequence,
     labels: Sequence | np.ndarray,
     datasets: Sequence[str] | np.ndarray | None = None,
     *,
@@ -173,12 +173,13 @@ def evaluate(
 ) -> pd.DataFrame:
     """Retrieval accuracy of embeddings (n, dim): R@k, RP and MAP@R by cosine, with 95 % intervals.
 
-    Every image is a query against all others; `queries` and `gallery` say which alone are (row
-    numbers, or True and False for each row; None: all).  `labels` (n,) are classes.  Without
-    `datasets` (n,) the table has the row "all"; with them a row per dataset, in which it is
-    searched alone, then "unified" (all in one) and "harmonic" (the mean of the datasets' own).
-    Accuracies are fractions (Sec. 5.1).  Raises ValueError where shapes differ, or no image has
-    another one of its class to find.
+    Every image is a query against all others; `queries` and `gallery` say which alone are: row
+    numbers, each once, or True and False (1 and 0) for each row; None: all.  `labels` (n,) are
+    classes, all of them text or all numbers.  Without `datasets` (n,) the table has the row "all";
+    with them a row per dataset, in which it is searched alone, then "unified" (all in one) and
+    "harmonic" (the mean of the datasets' own).  Accuracies are fractions (Sec. 5.1).  Raises
+    ValueError where shapes differ, a label is missing, a vector is zero or not finite, or no image
+    has another one of its class to find.
 
     >>> import numpy, pumalib
     >>> vectors = numpy.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.2]])

@@ -396,6 +396,21 @@ def test_queries_and_gallery_against_pytorch_metric_learning():
         ({"datasets": ["a"]}, "1 datasets for 4 vectors"),
         ({"queries": [4]}, "queries must name one or more rows from 0 to 3"),
         ({"queries": []}, "queries must be row numbers"),
+        ({"queries": [1, 0, 1]}, "queries names row 1 more than once; name a row once, or give Tr"),
+        ({"queries": [0, 0, 0, 0]}, "queries chooses no row; one or more must be True"),
+        (
+            {"queries": np.eye(4)},
+            r"queries: of shape \(4, 4\); a list or an array \(n,\) is needed",
+        ),
+        ({"queries": {0, 1}}, "queries: a set; a list or an array"),
+        ({"queries": [True, None, True, False]}, "queries: the value in place 1 is missing; fill"),
+        ({"queries": ["True"] * 4}, "queries must be row numbers, or True and False"),
+        ({"labels": np.zeros((4, 1))}, r"labels: of shape \(4, 1\); a list or an array"),
+        ({"labels": [[0], [0], [1], [1]]}, r"labels hold \[0\]; one name or number each"),
+        ({"labels": dict.fromkeys(range(4), 0)}, "labels: a dict; a list or an array"),
+        ({"labels": ["1", 1, "1", 1]}, "labels mix text and numbers, such as '1' and 1; make all"),
+        ({"labels": ["a", "a", "", ""]}, "2 of 4 images have no label, first that of row 2"),
+        ({"datasets": ["a", None, "a", "a"]}, "1 of 4 images have no dataset, first that of row 1"),
         ({"gallery": [-1]}, "gallery must name one or more rows from 0 to 3"),
         ({"gallery": [0.5]}, "gallery must be row numbers, or True and False"),
         ({"gallery": [True]}, r"gallery of shape \(1,\) for 4 vectors"),
@@ -406,6 +421,101 @@ def test_arrays_that_do_not_fit_are_refused(given, message):
     whole = {"labels": [0, 0, 1, 1], **given}
     with pytest.raises(ValueError, match=message):
         from_arrays(angles(0, 1, 2, 3), **whole)
+
+
+# Eight classes of five, of which some are mixed; each class's first image asks.
+CLASSES = np.repeat(np.arange(8), 5)
+CLUSTERS = np.random.default_rng(0).normal(size=(40, 16))
+CLUSTERS += np.random.default_rng(1).normal(size=(8, 16))[CLASSES]
+ASKS = np.arange(40) % 5 == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ASKS,
+        ASKS.tolist(),
+        ASKS.astype(int),
+        ASKS.astype(np.uint8),
+        ASKS.astype(float),
+        ASKS.astype(int).tolist(),
+        pd.Series(ASKS.astype(int), index=np.arange(40)[::-1]),
+        pd.Series(ASKS, dtype="boolean"),
+        torch.tensor(ASKS).int(),
+        np.flatnonzero(ASKS),
+        pd.Index(np.flatnonzero(ASKS)),
+        range(0, 40, 5),
+    ],
+    ids=lambda given: f"{type(given).__name__} {getattr(given, 'dtype', '')}",
+)
+def test_zeros_and_ones_are_truth_values_and_no_row_numbers(given):
+    row = from_arrays(CLUSTERS, CLASSES, queries=given, gallery=~ASKS).loc["all"]
+    assert row[["R@1", "queries"]].tolist() == [0.875, 8]
+    if len(given) == 40:
+        rest = 1 - np.asarray(given, dtype=int)
+        assert from_arrays(CLUSTERS, CLASSES, queries=given, gallery=rest).loc["all"].equals(row)
+
+
+@pytest.mark.parametrize("missing", [float("nan"), None, pd.NA, pd.NaT], ids=str)
+@pytest.mark.parametrize("kind", [list, pd.Series, pd.Categorical, np.array])
+def test_a_missing_label_is_no_class(kind, missing):
+    labels = [missing if number > 5 else f"c{number}" for number in CLASSES]
+    given = np.array(labels, dtype=object) if kind is np.array else kind(labels)
+    with pytest.raises(ValueError, match="10 of 40 images have no label, first that of row 30"):
+        from_arrays(CLUSTERS, given)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pd.Categorical(CLASSES.astype(str), categories=[*"97531086426"][:10]),
+        [torch.tensor(number) for number in CLASSES],
+        torch.tensor(CLASSES),
+        CLASSES.astype(float),
+        CLASSES.astype(bytes),
+        pd.to_datetime(CLASSES),
+    ],
+    ids=lambda labels: type(labels).__name__,
+)
+def test_labels_of_any_kind_are_classes(labels):
+    assert from_arrays(CLUSTERS, labels).equals(from_arrays(CLUSTERS, CLASSES))
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [
+        CLUSTERS.tolist(),
+        pd.DataFrame(CLUSTERS, index=np.arange(40)[::-1]),
+        torch.tensor(CLUSTERS, requires_grad=True),
+        # Lengths whose squares, or which themselves, a product takes for zero or infinite.
+        CLUSTERS * 1e-20,
+        CLUSTERS * 1e-200,
+        CLUSTERS * 1e200,
+        (CLUSTERS * 1e-30).astype(np.float32),
+        np.where(CLASSES[:, None] == 3, CLUSTERS * 1e-20, CLUSTERS),
+    ],
+)
+def test_vectors_of_any_kind_and_length(vectors):
+    before = from_arrays(CLUSTERS, CLASSES, queries=ASKS, gallery=~ASKS)
+    assert before.at["all", "R@1"] == 0.875
+    assert from_arrays(vectors, CLASSES, queries=ASKS, gallery=~ASKS).equals(before)
+
+
+def test_vectors_without_a_direction_or_a_shape_are_refused():
+    zero = np.where(np.arange(40)[:, None] == 7, 0, CLUSTERS)
+    with pytest.raises(ValueError, match="1 of 40 vectors are zero, first that of row 7"):
+        from_arrays(zero, CLASSES)
+    used = np.arange(40) != 7
+    assert from_arrays(zero, CLASSES, queries=used, gallery=used).at["all", "queries"] == 39
+    with pytest.raises(ValueError, match=r"vectors of shape \(40,\); \(n, dim\) is needed"):
+        from_arrays(CLUSTERS[:, 0], CLASSES)
+    with pytest.raises(ValueError, match="no array of numbers .* vectors of one length are needed"):
+        from_arrays([[1.0], [1.0, 2.0]], [0, 0])
+
+
+def test_neighbours_of_truth_values_are_refused():
+    with pytest.raises(ValueError, match="queries are bool; positions are needed"):
+        neighbours(CLUSTERS, table(CLASSES), ASKS, k=1)
 
 
 @pytest.fixture
@@ -438,8 +548,19 @@ def test_files_of_vectors_and_labels(files):
         ("path,label\nx/a.jpg,1\n", "no label for 3 of 4 vectors, the first 'x/b.jpg'"),
         ("label\n1\n", "1 lines for 4 vectors"),
         ("a,b\n1,2\n", r"columns \['a', 'b'\]; expected label"),
-        ("label,split\n" + 4 * "1,train\n", "split 'train'; it must be query, gallery or test"),
-        ("label\n1,2,3\n1\n1,2,3,4,5\n", "no file of UTF-8 CSV"),
+        ("label,split\n" + 4 * "1,train\n", "line 2: split 'train'; it must be query, gallery or"),
+        (
+            "label\n1\n\n1,2,3\n",
+            "line 4: 3 cells for the 1 columns label; a cell that holds a comma",
+        ),
+        # pandas would take the paths for the names of the lines.
+        ("path,label\nx/a.jpg,1,\ny/a.jpg,1,\n", "line 2: 3 cells for the 2 columns path, label"),
+        ("path,label\nx/a.jpg,1\ny/a.jpg, \nx/b.jpg,\n", r"line 3: no label \(and 1 more lines\)"),
+        ("label,split\n1,test\n1,\n", "line 3: no split; fill it, or remove the line"),
+        ('path,label\na,1\n\n"b\n",1\na,2\n', "line 6: a: this image was given before, in line 2"),
+        ("label,label\n1,1\n", "each name can stand once"),
+        ('label\n"1\n', "line 2: no file of UTF-8 CSV"),
+        ("\n", "is empty; its first line must name columns"),
     ],
 )
 def test_bad_files_are_named(files, text, message):
@@ -447,6 +568,18 @@ def test_bad_files_are_named(files, text, message):
     with pytest.raises(ValueError, match=message) as caught:
         evaluate_files(files / "vectors.npz", files / "labels.csv")
     assert str(files / "labels.csv") in str(caught.value)
+
+
+def test_labels_are_the_text_that_a_file_holds(files):
+    """`NA`, `1` and `01` are three classes, in a file as spreadsheets write it."""
+    labels = files / "labels.csv"
+    text = "path,label\r\nx/a.jpg,NA\r\ny/a.jpg,1\r\nx/b.jpg,NA\r\ny/b.jpg,01\r\n,\r\n"
+    labels.write_bytes(text.encode("utf-8-sig"))
+    row = evaluate_files(files / "vectors.npz", labels).loc["all"]
+    assert row[["R@1", "queries", "excluded"]].tolist() == [1, 2, 2]
+    labels.write_bytes(text.encode("utf-16"))
+    with pytest.raises(ValueError, match=r"labels\.csv: no file of UTF-8 CSV"):
+        evaluate_files(files / "vectors.npz", labels)
 
 
 def test_bad_vectors_are_named(files):

@@ -117,6 +117,13 @@ def test_split_per_class(root):
     assert set(images[images.split == "train"].class_name) == {"b", "Ärger mit Leerzeichen"}
 
 
+def test_a_class_of_a_split_may_be_called_label(root):
+    rows = ["split,label,dataset", *(f"train,{name},cars" for name in "wy"), "test,x,cars"]
+    (root / "split.csv").write_text("\n".join([*rows, "test,z,cars"]))
+    images = data.read("folders", root, ["cars"]).images
+    assert set(images[images.split == "train"].class_name) == {"w", "y"}
+
+
 def per_image(root, split):
     lines = [
         f"cars/{name}/{i}.png,{s}" for name, three in split.items() for i, s in enumerate(three)
@@ -142,11 +149,11 @@ def test_bad_rows_are_named_with_file_and_line(root):
     for text, message in (
         (
             "a,b\n1,2\n",
-            r"split.csv: columns \['a', 'b'\]; expected dataset,class_name,split or path,split",
+            r"split.csv: columns \['a', 'b'\]; expected dataset,class_name,split \(or label",
         ),
         (
             "path,split\ncars/w/0.png,train\ncars/w/1.png,train,x\n",
-            "split.csv: .*Expected 2 fields in line 3, saw 3",
+            "split.csv, line 3: 3 cells for the 2 columns path, split",
         ),
         ("path,split\ncars/w/9.png,train\n", "line 2: cars/w/9.png,train: no such image"),
         (
@@ -155,7 +162,12 @@ def test_bad_rows_are_named_with_file_and_line(root):
         ),
         (
             "dataset,class_name,split\ncars,w,train\n\ncars,w,test\n",
-            "line 4: cars/w,test: this class was given before",
+            "line 4: cars/w: this class was given before, in line 2",
+        ),
+        ("dataset,class_name,split\ncars,w,train\ncars,,test\n", "line 3: no class_name"),
+        (
+            "path,label,split\ncars/w/0.png,w,train\n",
+            "the class of an image is its folder: remove the column label",
         ),
         ("path,split\ncars/w/0.png,train\n", "no split for image 'cars/w/1.png'"),
     ):

@@ -2,9 +2,10 @@
 
 The name of one dataset alone is that of its folder.  The first half (rounded up) of a dataset's
 sorted classes is train.  A file `root/split.csv` says otherwise of every class (columns
-`dataset,class_name,split`: train, val or test) or every image (`path,split`: train, val, test,
-query or gallery; the path is relative to root) of the datasets that are loaded.  A file elsewhere
-that a run names (`Data.split`) chooses too: images that it does not name are left out.
+`dataset,class_name,split`, where `label` may stand for `class_name`: train, val or test) or every
+image (`path,split`: train, val, test, query or gallery; the path is relative to root) of the
+datasets that are loaded.  A file elsewhere that a run names (`Data.split`) chooses too: images that
+it does not name are left out.
 
 Classes of `val` are neither trained on nor tested, but with `Data.holdout` they are what is tested,
 and with `Training.score_epochs` what is scored after an epoch: to choose without a look at the test
@@ -21,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from .cells import check_cells, check_once, read_cells
 from .table import COLUMNS, SPLITS, Benchmark, Reader, check_known
 
 EXTENSIONS = (
@@ -251,24 +253,22 @@ class _SplitTable:
 
     @classmethod
     def read(cls, file: Path) -> "_SplitTable":
-        """Read a file; ValueError where it is no CSV or has other columns."""
+        """Read a file; ValueError where it is no CSV, has other columns or an empty cell."""
         try:
-            rows = pd.read_csv(
-                file,
-                dtype=str,
-                keep_default_na=False,
-                encoding="utf-8-sig",
-                skip_blank_lines=False,
-            )
-        # pandas' own errors are ValueErrors.
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{file}: no file of UTF-8 CSV ({error})") from None
-        by_class = set(rows) == {"dataset", "class_name", "split"}
-        if not by_class and set(rows) != {"path", "split"}:
-            expected = "dataset,class_name,split or path,split"
+            rows = read_cells(file)
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read ({error})") from None
+        if "path" in rows and "label" in rows:
+            what = "the class of an image is its folder"
+            raise ValueError(f"{file}: columns {list(rows)}; {what}: remove the column label")
+        # As `pumalib.evaluate` calls it.
+        named = rows.rename(columns={"label": "class_name"})
+        by_class = sorted(named) == ["class_name", "dataset", "split"]
+        if not by_class and sorted(named) != ["path", "split"]:
+            expected = "dataset,class_name,split (or label for class_name), or path,split"
             raise ValueError(f"{file}: columns {list(rows)}; expected {expected}")
-        rows.index = pd.RangeIndex(2, len(rows) + 2)
-        return cls(file, by_class, rows[rows.ne("").any(axis=1)])
+        check_cells(file, named, named)
+        return cls(file, by_class, named)
 
     @property
     def what(self) -> str:
@@ -296,13 +296,13 @@ class _SplitTable:
         problems = {
             f"no such {self.what} under {root}": ~given.isin(keys),
             f"the split of a {self.what} must be one of {', '.join(allowed)}": ~split.isin(allowed),
-            f"this {self.what} was given before": given.duplicated(),
         }
         for problem, wrong in problems.items():
             if wrong.any():
                 line = given.index[wrong][0]
                 row = f"{given[line]},{split[line]}"
                 raise ValueError(f"{self.file}, line {line}: {row}: {problem}")
+        check_once(self.file, given, self.what)
         return keys.map(dict(zip(given, split)))
 
     def check_complete(self, images: pd.DataFrame) -> None:

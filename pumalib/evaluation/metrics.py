@@ -146,7 +146,8 @@ def scores(
 def _require_names(images: pd.DataFrame) -> None:
     """Raise ValueError where a dataset or label is missing, or called like an overall accuracy."""
     for column in ("dataset", "label"):
-        missing = np.flatnonzero(images[column].isna())
+        is_empty = images[column].isna() | (images[column] == "")
+        missing = np.flatnonzero(is_empty)
         if len(missing):
             count = f"{len(missing)} of {len(images)} images have no {column}"
             raise ValueError(

@@ -93,7 +93,9 @@ def neighbours(
     Raises ValueError also where fewer than k images are there besides the query.
     """
     space = make_space(embeddings, images, distance, device)
-    queries = np.asarray(queries, dtype=int)
+    queries = np.asarray(queries)
+    if queries.dtype.kind not in "iu":
+        raise ValueError(f"queries are {queries.dtype}; positions are needed, as of np.flatnonzero")
     dataset = np.full(len(images), "all")
     if within_dataset:
         dataset = images["dataset"].to_numpy()
@@ -123,7 +125,7 @@ def make_space(embeddings: Any, images: pd.DataFrame, distance: Distance, device
     if isinstance(distance, str):
         check_known("distance", [distance], ("cosine", "a function"))
     check_known("split", images["split"].unique(), ("test", "query", "gallery"))
-    vectors = _tensor(embeddings)
+    vectors = as_vectors(embeddings)
     if vectors.ndim != 2 or len(vectors) == 0 or len(vectors) != len(images):
         shape = tuple(vectors.shape)
         raise ValueError(
@@ -138,15 +140,32 @@ def make_space(embeddings: Any, images: pd.DataFrame, distance: Distance, device
     _require_finite(vectors, images)
     vectors = vectors.double()
     if distance == "cosine":
-        vectors = torch.nn.functional.normalize(vectors, dim=1)
+        vectors = torch.nn.functional.normalize(_of_usual_size(vectors), dim=1)
     return Space(vectors, distance)
 
 
-def _tensor(embeddings: Any) -> Tensor:
+def _of_usual_size(vectors: Tensor) -> Tensor:
+    """Rows in their directions, so large that `normalize` does not take them for zero.
+
+    Nor may the squares of huge ones be infinite.  All other rows stay as they are, to the last bit.
+    """
+    largest = torch.linalg.vector_norm(vectors, torch.inf, dim=1, keepdim=True)
+    outside = ((largest < 1e-12) & (largest > 0)) | (largest > 1e100)
+    if not outside.any():
+        return vectors
+    return vectors / largest.where(outside, 1)
+
+
+def as_vectors(embeddings: Any) -> Tensor:
+    """Embeddings of any kind as a tensor; ValueError where they are no real numbers."""
     if isinstance(embeddings, Tensor):
         vectors = embeddings.detach()
     else:
-        array = np.asarray(embeddings)
+        try:
+            array = np.asarray(embeddings)
+        except (ValueError, TypeError) as error:
+            what = f"embeddings are no array of numbers ({error})"
+            raise ValueError(f"{what}; vectors of one length are needed") from None
         if array.dtype.kind not in "fiu":
             raise ValueError(f"embeddings are {array.dtype}; real numbers are needed")
         vectors = torch.tensor(array)
