@@ -420,12 +420,42 @@ INTEGERS = torch.zeros(4, dtype=torch.long)
         (torch.zeros(4, D, dtype=torch.long), INTEGERS, "must be floats"),
         (torch.randn(0, D), INTEGERS[:0], "N >= 1"),
         (torch.randn(4, D), torch.zeros(4), r"integers of shape \(N,\) .* got torch.float32"),
+        (torch.randn(4, D), [0.5] * 4, r"integers of shape \(N,\) .* got torch.float64"),
+        (torch.randn(4, D), INTEGERS[:, None], r"got torch.int64 \(4, 1\) for embeddings \(4, 8\)"),
+        (torch.randn(4, D), [0, 1, 2], r"got torch.int64 \(3,\) for embeddings \(4, 8\)"),
+        (torch.randn(4, D), [*"abcd"], r"labels must be integers of shape \(N,\) \("),
+        (torch.randn(4, D), None, r"labels must be integers of shape \(N,\) \("),
+        (torch.randn(4, D), [-1, 0, 1, 2], "got -1..2"),
+        (torch.randn(4, D), torch.ones(4, dtype=torch.bool), "got torch.bool"),
+        (torch.randn(4, D).numpy(), INTEGERS, "embeddings must be a tensor, .* got ndarray"),
     ],
 )
 @pytest.mark.parametrize("name", ["cosface", "triplet", "xbm"])
 def test_bad_input(name, x, labels, message):
     with pytest.raises(ValueError, match=message):
         make(name)(x, labels)
+
+
+@pytest.mark.parametrize("name", losses.list_losses())
+def test_labels_may_be_a_list_or_an_array_of_any_integers(name):
+    x, labels = batch()
+    given = [labels.tolist(), labels.numpy().astype("uint8"), labels.numpy().astype("uint16")]
+    for other in (*given, labels.short()):
+        torch.manual_seed(0)
+        found = make(name)(x, other)
+        torch.manual_seed(0)
+        expected = make(name)(x, labels)
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", losses.list_losses())
+def test_one_class_gives_a_number_or_is_refused(name):
+    x, _ = batch(4)
+    if name == "proxynca":
+        with pytest.raises(ValueError, match="num_classes must be 2 or more"):
+            make(name, classes=1)
+    else:
+        assert make(name, classes=1)(x, INTEGERS).isfinite()
 
 
 def test_a_batch_must_fit_into_the_memory():

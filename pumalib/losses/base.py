@@ -3,7 +3,9 @@
 from collections.abc import Callable, Collection
 from typing import Annotated
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -37,17 +39,17 @@ class Loss(nn.Module):
         """The loss of checked embeddings x (N, dim), float32 or float64, and int64 labels (N,)."""
         raise NotImplementedError
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, embeddings: Tensor, labels: Tensor | ArrayLike) -> Tensor:
         """The loss, a scalar, of embeddings (N, dim) and integer labels (N,) in 0..num_classes-1.
 
-        It is float32 (float64 if the input or a parameter is), whatever the autocast state.
-        Raises ValueError for other embeddings or labels.
+        It is float32 (float64 if the input or a parameter is), whatever the autocast state.  Labels
+        may be a list or an array too.  Raises ValueError for other embeddings or labels.
         """
         self._check_embeddings(embeddings)
-        self._check_labels(labels, embeddings)
+        labels = self._integers(labels, embeddings)
         self._check_range(labels)
         with torch.autocast(embeddings.device.type, enabled=False):
-            return self.compute(embeddings.to(self._precision(embeddings)), labels.long())
+            return self.compute(embeddings.to(self._precision(embeddings)), labels)
 
     def average(self, outputs: Tensor) -> Tensor:
         """The mean (N, D) of the outputs (K, N, D) of K models, as `metric` compares them."""
@@ -67,6 +69,9 @@ class Loss(nn.Module):
         self._zero_share = 1 - nonzero.detach() / all_terms
 
     def _check_embeddings(self, embeddings: Tensor) -> None:
+        if not isinstance(embeddings, Tensor):
+            got = type(embeddings).__name__
+            raise ValueError(f"embeddings must be a tensor, which keeps gradients, got {got}")
         shape = tuple(embeddings.shape)
         rows_fit = embeddings.ndim == 2 and self.dim in (None, shape[1])
         if not rows_fit or not embeddings.is_floating_point():
@@ -75,7 +80,13 @@ class Loss(nn.Module):
                 f"embeddings must be floats of shape (N, {dim}), got {embeddings.dtype} {shape}"
             )
 
-    def _check_labels(self, labels: Tensor, embeddings: Tensor) -> None:
+    def _integers(self, labels: Tensor | ArrayLike, embeddings: Tensor) -> Tensor:
+        """The labels as int64, where the embeddings are; ValueError where they do not fit."""
+        if not isinstance(labels, Tensor):
+            try:
+                labels = torch.as_tensor(np.asarray(labels), device=embeddings.device)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"labels must be integers of shape (N,) ({error})") from None
         integers = torch.can_cast(labels.dtype, torch.long) and labels.dtype != torch.bool
         one_each = labels.shape == embeddings.shape[:1]
         if not integers or not one_each or len(embeddings) == 0:
@@ -83,6 +94,7 @@ class Loss(nn.Module):
             raise ValueError(
                 f"labels must be integers of shape (N,) with N >= 1 as the embeddings, got {got}"
             )
+        return labels.long()
 
     def _check_range(self, labels: Tensor) -> None:
         low, high = labels.aminmax()

@@ -75,6 +75,8 @@ class ProxyNCA(ProxyLoss):
         direction: float = 0.0,
     ) -> None:
         super().__init__(num_classes, dim)
+        if self.num_classes < 2:
+            raise ValueError("proxynca compares with other classes: num_classes must be 2 or more")
         self.scale = amount("scale", scale)
         self.direction = amount("direction", direction)
 
