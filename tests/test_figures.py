@@ -788,6 +788,23 @@ def test_an_embedding_map_shows_datasets_and_the_classes_of_one(benchmark):
     assert all(len(set(hues[start : start + 4])) == 1 for start in range(0, 24, 4))
 
 
+def test_a_name_with_an_underscore_stands_in_legends_and_keeps_its_look(benchmark):
+    table = points(**{f"_row {number}": float(number) for number in range(20)})
+    names = [text.strip(figures.UNSEEN) for text in legend(figures.against({"": table}, "x", "y"))]
+    assert names == list(table["row"])
+    squares = figures.waffle(pd.Series({"_hidden": 6.0, "b": 6.0}), "of what", 3)
+    assert legend(squares) == [f"{figures.UNSEEN}_hidden 6", "b 6"]
+    two = figures.intervals(numbers(["PUMA", "_mine"], ["a", "_hidden"]), "R@1 (%)")
+    assert legend(two) == ["PUMA", f"{figures.UNSEEN}_mine"]
+
+    images = benchmark.images.replace({"dataset": {"a": "_hidden"}}).assign(x=0, y=0)
+    figure = figures.embedding_map({"": images}, "_hidden")
+    assert legend(figure) == [f"{figures.UNSEEN}_hidden", "b"]
+    assert (
+        figures.looks_of(["_hidden"])["_hidden"] in figures.looks_of([legend(figure)[0]]).values()
+    )
+
+
 def test_a_field_has_its_arrows_dots_and_contour():
     grid = np.meshgrid(np.linspace(-1, 1, 5), np.linspace(-1, 1, 5))
     panels = {

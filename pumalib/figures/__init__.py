@@ -7,7 +7,7 @@ whole.
 """
 
 from .claimed import claimed_and_measured, verdicts
-from .looks import COLOURS, FALSE, GREY, LOOKS, NAMES, OURS, TRUE, Look, looks_of, shown
+from .looks import COLOURS, FALSE, GREY, LOOKS, NAMES, OURS, TRUE, UNSEEN, Look, looks_of, shown
 from .maps import embedding_map, field, heatmap, waffle
 from .panels import (
     accuracy_against_parameters,
@@ -30,6 +30,7 @@ __all__ = [
     "OURS",
     "STYLE",
     "TRUE",
+    "UNSEEN",
     "Gap",
     "Look",
     "Picture",

@@ -164,9 +164,19 @@ NAMES: dict[str, str] = {
 }
 
 
+# A space without a width.
+UNSEEN = "\u200b"
+
+
 def shown(name: object) -> str:
-    """What a name is called where it is shown."""
-    return NAMES.get(str(name), str(name))
+    """What a name is called where it is shown.
+
+    Matplotlib leaves what begins with an underscore out of legends: `UNSEEN` stands before it.
+    """
+    text = NAMES.get(str(name), str(name))
+    if text.startswith("_"):
+        return UNSEEN + text
+    return text
 
 
 # ---- looks
@@ -309,7 +319,7 @@ def looks_of(names: Iterable[str]) -> dict[str, Look]:
 def _own_look(name: str, taken: Collection[Look]) -> Look:
     """The look that a hash of `name` points at, or the next that is not among `taken`."""
     # Python's own hash of a string differs from process to process.
-    number = zlib.crc32(str(name).encode())
+    number = zlib.crc32(str(name).removeprefix(UNSEEN).encode())
     colours = _starting_at(number, COLOURS)
     markers = _starting_at(number // len(COLOURS), MARKERS)
 
