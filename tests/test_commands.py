@@ -291,7 +291,7 @@ def test_a_failed_plan_is_no_success(monkeypatch, capsys):
     monkeypatch.setattr(notebooks, "parameters", lambda *arguments: {})
     for complete, status in {True: 0, False: 1}.items():
         planned = ("03 cannot be planned: KeyError", complete)
-        monkeypatch.setattr(notebooks, "plan", lambda wanted, planned=planned: planned)
+        monkeypatch.setattr(notebooks, "plan", lambda *asked, planned=planned: planned)
         assert call(capsys, "run", "--plan")[:2] == (status, f"{planned[0]}\n")
 
 

@@ -14,28 +14,6 @@ from pumalib.__main__ import main
 from pumalib.models import backbones
 
 PAGE = paths.ROOT / "docs" / "own-images.md"
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND = "python -m pumalib "
-
-
-def blocks():
-    return BLOCK.findall(PAGE.read_text(encoding="utf-8"))
-
-
-def make_images(folder):
-    """What the reader has: six classes of five images, a query and labels."""
-    rng = np.random.default_rng(0)
-    labels = ["path,label"]
-    for name in ("cups", "hats", "keys", "mugs", "pens", "toys"):
-        (folder / "photos" / name).mkdir(parents=True)
-        base = rng.integers(0, 256, (4, 5, 3))
-        for number in range(5):
-            noise = np.clip(base + rng.integers(-9, 9, base.shape), 0, 255).astype(np.uint8)
-            picture = Image.fromarray(noise).resize((60, 50), Image.Resampling.BICUBIC)
-            picture.save(folder / "photos" / name / f"{number}.jpg")
-            labels.append(f"{name}/{number}.jpg,{name}")
-    shutil.copy(folder / "photos" / "cups" / "0.jpg", folder / "query.jpg")
-    (folder / "labels.csv").write_text("\n".join(labels))
 
 
 @pytest.fixture
@@ -57,18 +35,6 @@ def reader(tmp_path, monkeypatch):
 
     monkeypatch.setattr(backbones, "_from_timm", from_hub)
     return home
-
-
-def run_commands(text):
-    for line in text.splitlines():
-        assert line.startswith(COMMAND), line
-        assert main(line.removeprefix(COMMAND).split()) == 0, line
-
-
-def write_file(text):
-    name = re.match(r"# ([\w.-]+)\n", text)[1]
-    with open(name, "w", encoding="utf-8") as file:  # noqa: PTH123 - as an editor does
-        file.write(text)
 
 
 @pytest.mark.filterwarnings("ignore:the frozen backbone finds")

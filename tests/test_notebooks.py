@@ -194,6 +194,29 @@ def test_a_copy_writes_under_its_own_name(results):
     assert sorted(file.read_text() for file in results.glob("*.csv")) == ["components", "mine"]
 
 
+def test_a_plan_names_what_is_missing_and_is_no_success(results, tmp_path, capsys):
+    rows = (
+        P + "from pumalib.config import Data\n"
+        f"d = Data(benchmark='paper', root={str(tmp_path / 'none')!r}, datasets=('cub',))\n"
+        "rows = {'x': p.run('linear', data=d), 'y': p.run('linear', pretrained='no.pth')}"
+    )
+    write("05_far", "1 + 1", rows=rows)
+    assert main(["run", "--plan", "--images-per-second", "100"]) == 1
+    out = capsys.readouterr().out
+    line = next(line.split() for line in out.splitlines() if line.startswith("05_far"))
+    assert line[1:3] == ["2", "2"] and line[-2:] == ["missing", "missing"]
+    assert "Missing, without which nothing of it is trained:\nnot found under" in out
+    assert out.count("`python -m pumalib data download` fetches them") == 1
+    assert "no weights at" in out
+    assert "by 100 images/s of a ViT-S at 224 px, stated and not measured" in out
+    assert not results.exists()
+
+
+def test_a_speed_is_for_a_plan(results, capsys):
+    assert main(["run", "--images-per-second", "100"]) == 2
+    assert "--images-per-second is for --plan" in capsys.readouterr().err
+
+
 def test_plan_run_and_kept(results, capsys):
     rows, cells = (
         P + "rows = {m: p.run(m, dim=8) for m in ('linear', '%s')}",
@@ -205,12 +228,17 @@ def test_plan_run_and_kept(results, capsys):
     write("04_without", "open('ran', 'w')")
     assert main(["run", "--plan", "--seeds", "2"]) == 1, "one cannot be planned"
     out = capsys.readouterr().out
-    table = {line.split()[0]: line.split()[1:3] for line in out.splitlines()}
-    assert (
-        table["01_first"] == ["4", "4"]
-        and table["02_second"] == ["4", "2"]
-        and table["04_without"] == ["0", "0"]
-    )
+    lines = [line.split() for line in out.splitlines()]
+    table = {line[0]: line[1:] for line in lines}
+    columns = ["runs", "left", "hours", "GB", "new", "new_hours", "data", "weights"]
+    planned = {name: dict(zip(columns, table[name])) for name in table if name[0] == "0"}
+    counts = {name: (one["runs"], one["left"], one["new"]) for name, one in planned.items()}
+    assert counts["01_first"] == ("4", "4", "4")
+    assert counts["02_second"] == ("4", "4", "2"), "by itself it has four to train"
+    assert counts["04_without"] == ("0", "0", "0")
+    assert planned["01_first"]["data"] == planned["01_first"]["weights"] == "there"
+    assert table["all,"][:3] == ["shared", "once", "6"]
+    assert "Missing" not in out
     assert "03_broken cannot be planned: NameError: name 'missing_name'" in out
     assert not results.exists() and not (paths.NOTEBOOKS / "ran").exists()
 

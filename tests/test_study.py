@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from pumalib import config, data, evaluation, paths, study, training
-from pumalib.study import analysis, runs, store
+from pumalib.study import analysis, needs, runs, store
 from pumalib.training import run_folder
 
 PROFILE = config.Profile(
@@ -284,8 +284,57 @@ def test_a_plan_tells_runs_and_trains_none(results, tmp_path, monkeypatch):
     assert table["hours"].notna().all()  # the speed is that of the kept linear runs
 
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
-    assert study.plan(ROWS, PROFILE)["hours"].isna().all()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_without_measured_runs_goes_by_the_stated_speed(tmp_path, monkeypatch):
+    """By hand: a mini_vit has 5 layers of 37 tokens of 128 numbers, a ViT-S 12 of 197 of 384."""
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    table = study.plan({"x": PROFILE.run("linear")}, ONE, images_per_second=100)
+    assert not table["measured"].any()
+    of_mini = 5 * 37 * (12 * 128**2 + 2 * 37 * 128)
+    of_small = 12 * 197 * (12 * 384**2 + 2 * 197 * 384)
+    seconds = table["images"] / 100 * of_mini / of_small
+    np.testing.assert_allclose(table["hours"], seconds / 3600)
+    assert (table["data"] == "").all() and (table["weights"] == "").all()
+
+
+PAPER_NEEDS = {
+    ("full", "auto", 0, False): 22.8,
+    ("puma", "auto", 0, False): 20.4,
+    ("puma+lora", "auto", 0, False): 26.7,
+    ("puma", "auto", 0, True): 2.8,
+    ("puma", "auto", 360, False): 10.2,
+    ("puma", "float32", 0, False): 40.8,
+    ("linear", "auto", 0, False): 22.8 / 12,
+}
+
+
+@pytest.mark.parametrize("setting, gigabytes", PAPER_NEEDS.items(), ids=map(str, PAPER_NEEDS))
+def test_memory_is_what_was_measured_and_grows_as_activations_do(setting, gigabytes):
+    method, precision, micro_batch, recompute = setting
+    training = config.Training(
+        batch_size=720, precision=precision, micro_batch=micro_batch, recompute=recompute
+    )
+    run = config.Run(
+        data=config.Data(benchmark="paper", root="x"),
+        backbone="vit_small_patch16_224.augreg_in21k",
+        pretrained="hub",
+        method=config.METHODS[method],
+        training=training,
+    )
+    weights = 21.7e6 * (16 if method == "full" else 4)
+    assert needs.memory(run) == pytest.approx(gigabytes * 1e9 + weights, rel=2e-3)
+    half = replace(run, training=replace(training, batch_size=360, micro_batch=0))
+    if not micro_batch:
+        saved = needs.memory(run) - weights
+        assert needs.memory(half) - weights == pytest.approx(saved / 2, rel=0.02)
+
+
+def test_what_no_network_of_this_kind_needs_is_said_to_be_unknown():
+    run = config.Run(backbone="resnet18", pretrained="random", method=config.METHODS["full"])
+    assert np.isnan(needs.memory(run))
+    assert needs.relative_cost(run) == 1
 
 
 def test_a_plan_needs_no_texts_that_a_notebook_makes_first(results, tmp_path):
@@ -306,6 +355,12 @@ def test_a_plan_needs_no_images_of_the_paper(results, tmp_path, monkeypatch):
     counts = study.printed.table(1)["train_samples"][list(study.printed.PAPER_DATASETS)].tolist()
     assert table["images"].tolist() == [*counts, sum(counts)]
     assert not table["kept"].any()
+    assert table["data"].str.contains("`python -m pumalib data download` fetches them").all()
+    assert (table["weights"] == "").all(), "they are embedded"
+
+    nowhere = study.plan({"y": PROFILE.run("puma", pretrained=str(tmp_path / "w.pth"))}, ONE)
+    assert nowhere["weights"].tolist()[0].startswith(f"no weights at {tmp_path / 'w.pth'}; give")
+    assert not nowhere["kept"].any()
 
 
 PRINTED = pd.DataFrame({"cub": [80.0, 70.0], "unified": [80.0, 60.0]}, index=["PUMA", "Linear"])

@@ -190,8 +190,9 @@ loss = pumalib.losses.make("contrastive", 3, 4)
 """
 
 REFUSED = """
+import pumalib.study
 try:
-    import pumalib.study
+    pumalib.study.printed.table(1)
 except FileNotFoundError as error:
     print(error)
 try:
@@ -215,6 +216,28 @@ def test_what_needs_the_checkout_says_so(elsewhere):
     for said in (study, images):
         assert "need the checkout of pumalib; name it by PUMALIB_ROOT=" in said
     assert "no profile 'mini'; those of the study need its checkout: PUMALIB_ROOT=" in profile
+
+
+PAGE = """
+import runpy
+
+page = runpy.run_path({page!r})
+page["run_page"](Path.cwd(), skip=("to_onnx",))
+from pumalib.__main__ import main
+
+assert main(["runs", "list"]) == 0
+(kept,) = Path("results/my-images").glob("kept-1.jsonl")
+name = next(line for line in kept.read_text().splitlines()).split('"')[3]
+assert main(["train", name, "--profile", "my-images.yaml"]) == 0
+assert main(["embed", "photos", "-o", "x.npz", "--model", "mini", "--scheduler", "x:1"]) == 1
+"""
+
+
+def test_every_block_of_the_page_runs_without_any_extra(elsewhere):
+    page = paths.ROOT / "tests" / "own_images_page.py"
+    said = elsewhere(BARE + "from pathlib import Path\n" + PAGE.format(page=str(page)))
+    assert "They agree" in said
+    assert "\nlinear-curricularface-" in said, "runs list has them"
 
 
 def test_help_of_the_wheel(elsewhere):

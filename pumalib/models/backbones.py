@@ -21,6 +21,8 @@ PAPER_BACKBONE = "vit_small_patch16_224.augreg_in21k"
 # Name and width of those that come with the project.
 EMBEDDED = {"mini_vit": 128, "mini_vit_64": 64}
 MINI_SIZE = 48
+# What weights of timm's hub are called, unless timm says otherwise.
+HUB_FILE = "model.safetensors"
 # Seconds to wait for timm's hub before it is given up.
 HUB_SECONDS = 5.0
 
@@ -155,12 +157,9 @@ def _ask_hub(name: str) -> None:
     Raises FileNotFoundError where it is not, and the weights are not in its cache either.
     """
     known = _known(name)
-    if not known.hf_hub_id:
+    if not known.hf_hub_id or _is_cached(known):
         return
-    file = known.hf_hub_filename or "model.safetensors"
-    for cached in (file, "pytorch_model.bin"):
-        if isinstance(huggingface_hub.try_to_load_from_cache(known.hf_hub_id, cached), str):
-            return
+    file = known.hf_hub_filename or HUB_FILE
     try:
         url = huggingface_hub.hf_hub_url(known.hf_hub_id, file)
         huggingface_hub.get_hf_file_metadata(url, timeout=HUB_SECONDS)
@@ -170,6 +169,33 @@ def _ask_hub(name: str) -> None:
     # Clients of different versions raise errors of different libraries.
     except Exception as error:
         raise _no_weights(name, error) from error
+
+
+def _is_cached(known: PretrainedCfg) -> bool:
+    """Whether weights of timm's hub lie in its cache on this machine."""
+    for file in (known.hf_hub_filename or HUB_FILE, "pytorch_model.bin"):
+        if isinstance(huggingface_hub.try_to_load_from_cache(str(known.hf_hub_id), file), str):
+            return True
+    return False
+
+
+def missing_weights(name: str, pretrained: str) -> str:
+    """Say which weights are not on this machine, and how to get them; an empty text: they are.
+
+    Asks no network.
+    """
+    try:
+        source = _source(name, pretrained)
+    except FileNotFoundError as error:
+        return str(error)
+    known = _known(name)
+    if source != "hub" or not known.hf_hub_id or _is_cached(known):
+        return ""
+    command = f"python -c \"import pumalib; pumalib.frozen('{name}')\""
+    return (
+        f"the weights of {name} are not in the cache of timm's hub; `{command}` fetches them "
+        "where there is a network, and so does the first run"
+    )
 
 
 def _no_weights(name: str, error: Exception) -> FileNotFoundError:

@@ -5,11 +5,13 @@ kept executed.  They are written by hand; `pages` writes their numbers and check
 """
 
 import re
-
-from IPython.display import Markdown
+from typing import TYPE_CHECKING
 
 from .. import config, paths
 from . import pages
+
+if TYPE_CHECKING:
+    from IPython.display import Markdown
 
 FOLDER = "docs/findings"
 TITLE = "### What we found"
@@ -20,7 +22,7 @@ SECTION = re.compile(
 )
 
 
-def found(notebook: str, profile: str) -> Markdown | None:
+def found(notebook: str, profile: str) -> "Markdown | None":
     """What the kept runs of a profile say, to be shown; None where nothing is kept of a notebook.
 
     `notebook` is its name without its number, `profile` as `config.profile` reads it.  A copy of a
@@ -30,6 +32,8 @@ def found(notebook: str, profile: str) -> Markdown | None:
     text = read(name).get(notebook)
     if text is None:
         return None
+    from IPython.display import Markdown  # the commands do without it
+
     source = f"*Of what is kept on `{name}`, from `{FOLDER}/{name}.md`.*"
     return Markdown(f"{TITLE}\n\n{text}\n\n{source}")
 

@@ -27,7 +27,7 @@ from PIL import Image
 
 from .. import config, data, paths
 from ..training import run_folder
-from . import store
+from . import needs, planning, store
 
 Parameters = dict[str, Any]
 
@@ -37,8 +37,11 @@ from pumalib import study as _study
 if rows is None:
     print("[]")
 else:
-    print(_study.plan(rows, p, side or ()).reset_index().to_json(orient="records"))
+    _plan = _study.plan(rows, p, side or (), {images_per_second})
+    print(_plan.reset_index().to_json(orient="records"))
 """
+# What it answers of each run.
+_PLANNED = ["name", *planning.COLUMNS]
 # A kernel's own log goes to this screen.
 QUIET = ["--log-level=CRITICAL"]
 
@@ -122,40 +125,106 @@ def parameters(
 # ---- planned
 
 
-def plan(wanted: Mapping[Path, Parameters]) -> tuple[str, bool]:
-    """What each notebook would train that none before it does, and how long that takes.
+def plan(
+    wanted: Mapping[Path, Parameters], images_per_second: float = needs.STATED_SPEED
+) -> tuple[str, bool]:
+    """What each notebook would train, what that needs and how long it takes.
 
-    Returns a text, and whether all could be planned.  Trains nothing: the cells of all notebooks up
-    to their cells `rows` are executed as one notebook, in one kernel.
+    Returns a text; and whether all could be planned, and all data and weights are there.  Trains
+    nothing: the cells of all notebooks up to their cells `rows` are executed as one notebook, in
+    one kernel.  `images_per_second` is that of `planning.plan`.
     """
-    parts = {notebook: _planning_cells(notebook, values) for notebook, values in wanted.items()}
+    parts = {
+        notebook: _planning_cells(notebook, values, images_per_second)
+        for notebook, values in wanted.items()
+    }
     _execute_together([cell for part in parts.values() for cell in part])
 
-    lines = {}
+    tables = {}
     lost = []
-    seen: set[str] = set()
     for notebook, part in parts.items():
         error = _error_of(part)
         if error:
             lost.append(f"{notebook.stem} cannot be planned: {error}")
-            continue
-        table = _planned(part[-1])
-        is_new = ~table["kept"].astype(bool) & ~table["name"].isin(seen)
-        new = table[is_new]
-        hours = new["hours"].sum(skipna=False)
-        lines[notebook.stem] = [len(table), len(new), new["images"].sum(), hours]
+        else:
+            tables[notebook.stem] = _planned(part[-1])
+    whole = pd.concat([pd.DataFrame(columns=_PLANNED), *tables.values()])
+    missing = _missing(whole)
+    notes = _notes(whole, images_per_second)
+    text = "\n".join([_summary(tables).to_string(), *lost, *missing, *notes])
+    return text, not lost and not missing
+
+
+def _summary(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """A line for each notebook by itself, and what is new in it, which no line above it has."""
+    lines = {}
+    seen: set[str] = set()
+    all_new = []
+    for notebook, table in tables.items():
+        left = table[~table["kept"].astype(bool)]
+        new = left[~left["name"].isin(seen)]
         seen |= set(table["name"])
+        all_new.append(new)
+        lines[notebook] = [len(table), *_costs(left), *_costs(new)[:2], *_states(table)]
+    if all_new:
+        new = pd.concat(all_new)
+        every = pd.concat(tables.values())
+        lines["all, shared once"] = [len(seen), *_costs(new), *_costs(new)[:2], *_states(every)]
+    columns = ["runs", "left", "hours", "GPU GB", "new", "new hours", "data", "weights"]
+    return pd.DataFrame.from_dict(lines, orient="index", columns=columns)
 
-    columns = ["runs", "new", "images", "hours"]
-    summary = pd.DataFrame.from_dict(lines, orient="index", columns=columns)
-    summary.loc["all, shared once"] = [len(seen), *summary.iloc[:, 1:].sum(skipna=False)]
-    whole_numbers = dict.fromkeys(columns[:3], int)
-    text = summary.astype(whole_numbers).round(2).to_string(na_rep="speed unknown")
-    note = "An estimate, of training alone, one run after another here. Nothing was trained."
-    return "\n".join([text, *lost, note]), not lost
+
+def _costs(runs: pd.DataFrame) -> list[Any]:
+    """How many runs, their hours, and the memory of the one that needs most."""
+    memory = "-"
+    if runs["images"].sum():
+        most = runs["memory"].max(skipna=False)
+        memory = "unknown" if pd.isna(most) else f"{most:.1f}"
+    return [len(runs), f"{runs['hours'].sum():.2f}", memory]
 
 
-def _planning_cells(notebook: Path, values: Parameters) -> list[NotebookNode]:
+def _states(runs: pd.DataFrame) -> list[str]:
+    """Whether the data and the weights of a table's runs are there."""
+    if runs.empty:
+        return ["-", "-"]
+    return ["missing" if (runs[kind] != "").any() else "there" for kind in ("data", "weights")]
+
+
+def _missing(runs: pd.DataFrame) -> list[str]:
+    """What is not on this machine, each thing once, with the command that gets it."""
+    said = [line for text in [*runs["data"], *runs["weights"]] for line in text.splitlines()]
+    if not said:
+        return []
+    return ["Missing, without which nothing of it is trained:", *dict.fromkeys(said)]
+
+
+def _notes(runs: pd.DataFrame, images_per_second: float) -> list[str]:
+    """By what the numbers were reckoned."""
+    left = runs[~runs["kept"].astype(bool)].drop_duplicates("name")
+    trained = left[left["images"] > 0]
+    measured = int(trained["measured"].sum())
+    stated = len(trained) - measured
+    notes = [
+        "left, hours, GPU GB: of a notebook by itself; new: what no notebook above it has already."
+    ]
+    if measured:
+        notes.append(f"Hours of {measured} runs: by the speed of kept runs alike on this device.")
+    if stated:
+        notes.append(
+            f"Hours of {stated} runs: by {images_per_second:,.0f} images/s of a ViT-S at 224 px, "
+            "stated and not measured (--images-per-second says another; "
+            f"{needs.STATED_SPEED:,.0f} is assumed of a GPU of an A100's class)."
+        )
+    notes.append(
+        "An estimate, of training alone, one run after another. GPU GB: the most that a run needs, "
+        "by arithmetic; micro_batch and recompute lower it. Nothing was trained."
+    )
+    return notes
+
+
+def _planning_cells(
+    notebook: Path, values: Parameters, images_per_second: float
+) -> list[NotebookNode]:
     """The cells that make a notebook's rows, and one that prints what they would train."""
     cells = nbformat.read(notebook, as_version=4).cells
     first, *others = [cell for cell in cells if cell.cell_type == "code"]
@@ -169,7 +238,8 @@ def _planning_cells(notebook: Path, values: Parameters) -> list[NotebookNode]:
             break
     given = [f"{name} = {value!r}" for name, value in values.items()]
     beginning = "%reset -f\nrows, side = None, ()"
-    whole = [beginning, first.source, *given, *needed, PLANNING]
+    asking = PLANNING.format(images_per_second=images_per_second)
+    whole = [beginning, first.source, *given, *needed, asking]
     return [nbformat.v4.new_code_cell(source) for source in whole]
 
 
@@ -193,8 +263,8 @@ def _error_of(cells: list[NotebookNode]) -> str:
 def _planned(cell: NotebookNode) -> pd.DataFrame:
     """What the cell of PLANNING printed."""
     printed = [output.text for output in cell.outputs if output.get("name") == "stdout"]
-    columns = ["name", "method", "images", "kept", "hours"]
-    return pd.DataFrame(json.loads("".join(printed)), columns=columns)
+    table = pd.DataFrame(json.loads("".join(printed)), columns=_PLANNED)
+    return table.astype({"images": int, "hours": float, "memory": float})
 
 
 # ---- executed

@@ -3,16 +3,18 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from IPython.display import Markdown
 
 from .. import evaluation, paths
 from ..config import Profile
 from . import claims, contrasts, store, verdicts
 from .printed import METHOD_OF_ROW, comparable
+
+if TYPE_CHECKING:
+    from IPython.display import Markdown
 
 # Columns of `Results.tidy`, and of `Results.parameters` with the row first.
 TIDY = [
@@ -92,12 +94,14 @@ class Results:
         profile: Profile,
         about: Collection = (),
         pairs: Iterable[tuple[str, str]] = (),
-    ) -> Markdown:
+    ) -> "Markdown":
         """What came out, as text.
 
         The best row, those called PUMA and frozen; differences of `pairs` of rows; verdicts on the
         claims `about` some tables.  Of `smoke` it says first that none of that means anything.
         """
+        from IPython.display import Markdown  # the commands do without it
+
         parts = [self._levels(profile), self._pairs(pairs), _verdicts(profile, about)]
         text = "  ".join(part for part in parts if part)
         if profile.name == "smoke":

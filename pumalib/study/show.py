@@ -1,10 +1,13 @@
 """Tables as HTML that GitHub and JupyterLab show alike."""
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from pandas.io.formats.style import Styler
+
+if TYPE_CHECKING:
+    # It needs jinja2, which is an extra.
+    from pandas.io.formats.style import Styler
 
 # What stands in brackets behind a number: both of "71.2 [70.1, 72.3] (paper 80.0)".
 IN_BRACKETS = re.compile(r" ([\[(].*?[])])")
@@ -15,7 +18,7 @@ PADDING = {"selector": "td, th", "props": "padding: 0.3em 0.2em"}
 TAGS = {1: "b", 2: "u"}
 
 
-def marked(table: pd.DataFrame, values: pd.DataFrame) -> Styler:
+def marked(table: pd.DataFrame, values: pd.DataFrame) -> "Styler":
     """`table` to be shown, with the best of each column bold and the second underlined.
 
     `values` are the columns of fractions by which they are ranked, also over rows that `table`

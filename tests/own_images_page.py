@@ -1,0 +1,88 @@
+"""What a reader of docs/own-images.md has, and the page's blocks, run as they stand."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from pumalib.__main__ import main
+from pumalib.models import backbones
+
+PAGE = Path(__file__).parent.parent / "docs" / "own-images.md"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = "python -m pumalib "
+
+
+def blocks():
+    return BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+
+
+def make_images(folder):
+    """What the reader has: six classes of five images, a query and labels."""
+    rng = np.random.default_rng(0)
+    labels = ["path,label"]
+    for name in ("cups", "hats", "keys", "mugs", "pens", "toys"):
+        (folder / "photos" / name).mkdir(parents=True)
+        base = rng.integers(0, 256, (4, 5, 3))
+        for number in range(5):
+            noise = np.clip(base + rng.integers(-9, 9, base.shape), 0, 255).astype(np.uint8)
+            picture = Image.fromarray(noise).resize((60, 50), Image.Resampling.BICUBIC)
+            picture.save(folder / "photos" / name / f"{number}.jpg")
+            labels.append(f"{name}/{number}.jpg,{name}")
+    shutil.copy(folder / "photos" / "cups" / "0.jpg", folder / "query.jpg")
+    (folder / "labels.csv").write_text("\n".join(labels))
+
+
+def hub_at_hand():
+    """A stand-in for timm's hub: the same weights each time, as the hub has them; but random."""
+    from_timm = backbones._from_timm
+
+    def from_hub(name, pretrained, image_size):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return from_timm(name, False, image_size)
+
+    return from_hub
+
+
+def run_commands(text):
+    for line in text.splitlines():
+        assert line.startswith(COMMAND), line
+        assert main(line.removeprefix(COMMAND).split()) == 0, line
+
+
+def write_file(text):
+    name = re.match(r"# ([\w.-]+)\n", text)[1]
+    with open(name, "w", encoding="utf-8") as file:  # noqa: PTH123 - as an editor does
+        file.write(text)
+
+
+def run_blocks(skip=()):
+    """Run every block but those with a word of `skip`; returns the names, and the kinds run."""
+    names = {}
+    kinds = []
+    for kind, text in blocks():
+        if any(word in text for word in skip):
+            continue
+        kinds.append(kind)
+        if kind == "python":
+            exec(compile(text, str(PAGE), "exec"), names)
+        elif kind == "yaml":
+            write_file(text)
+        else:
+            run_commands(text)
+    # And the commands within sentences.
+    return names, kinds
+
+
+def run_page(folder, skip=()):
+    """Run the page in an empty folder, where weights of the hub are random."""
+    make_images(folder)
+    backbones._from_timm = hub_at_hand()
+    names, _ = run_blocks(skip)
+    for command in commands_in_sentences():
+        run_commands(command)
+    return names
