@@ -4,7 +4,10 @@
 command needs is imported when it runs: torch alone takes seconds, and `--help` needs none.
 """
 
+import io
+import math
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -17,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from .embedder import Embedder
     from .index import FolderIndex
 
@@ -41,7 +46,23 @@ def assigned(context: click.Context, option: click.Parameter, pairs: tuple[str, 
         except ValueError as error:
             said = f"{pair!r}: write name=value, the value in YAML ({error})"
             raise click.BadParameter(said) from None
+        if not _is_plain(values[name]):
+            raise click.BadParameter(
+                f"{pair!r}: write a finite number, a text, true or false, or a list or mapping of "
+                f"these; a date is a text in quotes: {name}='\"2020-01-31\"'"
+            )
     return values
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is written as a literal of Python: YAML has dates and infinity too."""
+    if isinstance(value, dict):
+        return all(_is_plain(part) for part in [*value, *value.values()])
+    if isinstance(value, list):
+        return all(_is_plain(part) for part in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool | int | str)
 
 
 def _is_unicode(text: str) -> bool:
@@ -175,8 +196,8 @@ def train(
     """Train one run where notebooks look for it, and print its folder and R@1.
 
     METHOD may be the name of a kept run, to train its model again: it says whether the numbers
-    agree (1 if not), and keeps others beside.  Under torchrun each process has a GPU, and takes an
-    equal part of every batch.
+    agree (1 if the hit of a query does not), and keeps others beside.  Under torchrun each process
+    has a GPU, and takes an equal part of every batch.
     """
     for name in OF_SEVERAL:
         if name in values:
@@ -195,6 +216,7 @@ def train(
             )
         report = one_run.train_again(method, chosen.name)
     else:
+        one_run.require_kept_nowhere_else(method, chosen.name)
         config.method(method, **settings)  # refuses what is no setting of a method
         new = chosen.run(method, loss=loss, seed=seed, **settings)
         report = one_run.train_new(new, chosen.name)
@@ -343,6 +365,50 @@ def _embed_parts() -> Any:
     return embed_parts
 
 
+csv_option = click.option("--csv", "csv_file", callback=here, help="write what is found as CSV")
+json_option = click.option(
+    "--json", "json_file", callback=here, help="write what is found as JSON: a list of rows"
+)
+
+
+def _write_table(table: "pd.DataFrame", csv_file: Path | None, json_file: Path | None) -> None:
+    """Write a table, each file whole, as what was asked for."""
+    from . import paths
+
+    if csv_file is not None:
+        with paths.written_whole(csv_file) as temporary:
+            table.to_csv(temporary, index=False)
+    if json_file is not None:
+        text = table.to_json(orient="records", indent=2, force_ascii=False, double_precision=8)
+        with paths.written_whole(json_file) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def _echo_written(*files: Path | None) -> None:
+    for file in files:
+        if file is not None:
+            click.echo(f"written: {_printable(file)}")
+
+
+def _printable(name: object) -> str:
+    """A name without what a terminal would obey: control characters as Python writes them."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(name))
+
+
+class _Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with what is kept."""
+
+
+@contextmanager
+def _keeping(index: "FolderIndex") -> Iterator[None]:
+    """Say how many images are kept where an update is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = f"{len(index.table):,} images are embedded and kept"
+        raise _Interrupted(f"{kept}: the same command goes on from there") from None
+
+
 def _said(index: "FolderIndex", counts: Any) -> str:
     numbers = ", ".join(f"{number:,} {name}" for name, number in vars(counts).items())
     return f"{len(index.table):,} images in the index ({numbers})"
@@ -374,16 +440,19 @@ def embed(  # noqa: PLR0917 - click gives them by name
     It holds `vectors` and `paths`.  Can be stopped at any time: the same command goes on, and
     embeds only what is new or changed.  What cannot be read is listed and left out.
     """
+    if output.suffix != ".npz":
+        raise click.BadParameter(f"-o {output.name}: a file of numpy is written, name it *.npz")
     index = _folder_index(folder, model, pretrained, store, workers=workers)
-    if scheduler is None:
-        counts = index.update()
-    else:
-        embed_parts = _embed_parts()
-        source = embed_parts.Source(_known_model(model), _known_weights(pretrained))
-        counts = embed_parts.update(index, source, scheduler)
-    index.write_vectors(output)
+    with _keeping(index):
+        if scheduler is None:
+            counts = index.update()
+        else:
+            embed_parts = _embed_parts()
+            source = embed_parts.Source(_known_model(model), _known_weights(pretrained))
+            counts = embed_parts.update(index, source, scheduler)
+        index.write_vectors(output)
     click.echo(_said(index, counts))
-    click.echo(f"{output}: {len(index.table):,} x {index.embedder.model.dim}")
+    click.echo(f"{_printable(output)}: {len(index.table):,} x {index.embedder.model.dim}")
 
 
 @cli.command()
@@ -397,8 +466,19 @@ def embed(  # noqa: PLR0917 - click gives them by name
     "--near-duplicates",
     "threshold",
     type=click.FloatRange(-1, 1),
-    help="list the pairs of images whose cosine is above this too",
+    help="list groups of images that pairs with a cosine above this join",
 )
+@click.option(
+    "--wrong-labels",
+    is_flag=True,
+    help="list images whose nearest ones lie in another folder, by vote: labels are folders",
+)
+@click.option(
+    "-k", type=click.IntRange(1), default=5, show_default=True, help="neighbours that vote"
+)
+@csv_option
+@json_option
+@click.option("--html", "page", callback=here, help="write a page that shows what is listed")
 def index(  # noqa: PLR0917 - click gives them by name
     folder: Path,
     model: str,
@@ -407,18 +487,61 @@ def index(  # noqa: PLR0917 - click gives them by name
     kind: str,
     workers: int,
     threshold: float | None,
+    wrong_labels: bool,
+    k: int,
+    csv_file: Path | None,
+    json_file: Path | None,
+    page: Path | None,
 ) -> None:
     """Make the index of a folder's images, or bring it to the folder's present state.
 
     What is new or changed is embedded, what is gone is removed.
     """
+    from . import search_page
+
+    lists = (threshold is not None) + wrong_labels
+    if any((csv_file, json_file, page)) and lists != 1:
+        raise click.UsageError(
+            "--csv, --json and --html write one list: give one of --near-duplicates, --wrong-labels"
+        )
     found = _folder_index(folder, model, pretrained, store, kind, workers)
-    click.echo(_said(found, found.update()))
+    with _keeping(found):
+        counts = found.update()
+    lines = [_said(found, counts)]
     if threshold is not None:
-        pairs = found.near_duplicates(threshold)
-        click.echo(f"{len(pairs):,} pairs with a cosine above {threshold}")
-        for pair in pairs.itertuples():
-            click.echo(f"{pair.cosine:.3f}  {pair.one}  {pair.other}")
+        groups = found.duplicate_groups(threshold)
+        lines += _said_groups(groups, threshold)
+        _write_table(groups, csv_file, json_file)
+        if page is not None:
+            search_page.write_groups(groups, folder, page, _title(found))
+    if wrong_labels:
+        suspects = found.likely_wrong_labels(k)
+        lines += _said_labels(suspects)
+        _write_table(suspects, csv_file, json_file)
+        if page is not None:
+            search_page.write_suspects(suspects, folder, page, _title(found))
+    click.echo("\n".join(lines))
+    _echo_written(csv_file, json_file, page)
+
+
+def _said_groups(table: "pd.DataFrame", threshold: float) -> list[str]:
+    lines = [f"{table['group'].nunique():,} groups of images joined by a cosine above {threshold}"]
+    for image in table.itertuples():
+        lines.append(f"{image.group}  {image.cosine:.6f}  {_printable(image.path)}")
+    return lines
+
+
+def _said_labels(table: "pd.DataFrame") -> list[str]:
+    lines = [f"{len(table):,} images whose nearest ones lie in another folder"]
+    for image in table.itertuples():
+        path = _printable(image.path)
+        suggested = _printable(image.suggested)
+        lines.append(f"{path}  {image.votes} of {image.of} in {suggested}")
+    return lines
+
+
+def _title(found: "FolderIndex") -> str:
+    return f"{found.folder.name}: {len(found.table):,} images"
 
 
 @cli.command()
@@ -429,6 +552,8 @@ def index(  # noqa: PLR0917 - click gives them by name
 @store_option
 @kind_option
 @click.option("-k", type=click.IntRange(1), default=7, show_default=True, help="images to find")
+@csv_option
+@json_option
 @click.option("--html", "page", callback=here, help="write a page that shows them all")
 def search(  # noqa: PLR0917 - click gives them by name
     folder: Path,
@@ -438,23 +563,39 @@ def search(  # noqa: PLR0917 - click gives them by name
     store: Path | None,
     kind: str,
     k: int,
+    csv_file: Path | None,
+    json_file: Path | None,
     page: Path | None,
 ) -> None:
     """Find the images of an indexed folder that are nearest to each IMAGE, by cosine."""
+    import pandas as pd
+
     from . import search_page
 
     found = _folder_index(folder, model, pretrained, store, kind)
+    if found.table.empty:
+        asked = f"python -m pumalib index {shlex.quote(str(folder))} --model {shlex.quote(model)}"
+        raise click.ClickException(
+            f"{_printable(found.store)} holds no image yet: run `{_printable(asked)}` first, with "
+            "the same --store and --pretrained"
+        )
     answers = []
+    tables = []
     for query in queries:
         file = _absolute(query)
-        answer = search_page.Answer(file, found.search(file, k))
-        answers.append(answer)
-        click.echo(query)
-        for place in answer.found.itertuples():
-            click.echo(f"  {place.cosine:.3f}  {place.path}")
+        places = found.search(file, k)
+        answers.append(search_page.Answer(file, places))
+        ranks = range(1, len(places) + 1)
+        tables.append(places.assign(query=query, rank=ranks)[["query", "rank", "path", "cosine"]])
+    _write_table(pd.concat(tables), csv_file, json_file)
     if page is not None:
-        search_page.write(answers, folder, page, f"{folder.name}: {len(found.table):,} images")
-        click.echo(f"page {page}")
+        search_page.write(answers, folder, page, _title(found))
+
+    for query, answer in zip(queries, answers, strict=True):
+        click.echo(_printable(query))
+        for place in answer.found.itertuples():
+            click.echo(f"  {place.cosine:.3f}  {_printable(place.path)}")
+    _echo_written(csv_file, json_file, page)
 
 
 @cli.command()
@@ -499,21 +640,24 @@ def list_runs(profile: str | None, query: str | None) -> None:
     if len(failed):
         failed = _those_of(failed, query)
     if len(finished):
-        click.echo(finished[kept_runs.COLUMNS].to_string(float_format="{:.1f}".format))
+        columns = kept_runs.shown_columns(finished)
+        click.echo(finished[columns].to_string(float_format="{:.1f}".format))
     if len(failed):
         click.echo(f"\nfailed:\n{failed[kept_runs.FAILED_COLUMNS].to_string()}")
     if not len(finished) and not len(failed):
         click.echo("no runs")
 
 
-def _those_of(table: Any, query: str | None) -> Any:
-    """The rows of a table that a query of pandas asks for."""
+def _those_of(table: "pd.DataFrame", query: str | None) -> "pd.DataFrame":
+    """The rows of a table that a query asks for."""
+    from .study import runs as kept_runs
+
     if not query:
         return table
     try:
-        return table.query(query)
-    except Exception as error:  # pandas raises nearly anything
-        raise click.UsageError(f"--query: {error}; columns: {', '.join(table)}") from error
+        return kept_runs.select(table, query)
+    except ValueError as error:
+        raise click.UsageError(f"--query: {error}") from error
 
 
 @runs.command()
@@ -587,21 +731,42 @@ def data(
     folder = _known_path(root)
     names = list(datasets) if datasets else None
     if action == "status":
-        click.echo(download.status(folder).to_string())
-        return 0
+        return _data_status(folder)
     if action == "download":
         left = download.download(names, folder, mirror)
         return int(bool(left))
     found = read(benchmark, folder, names, strict=False)
     if action == "prepare":
         click.echo(prepared.prepare(found))
+        click.echo(f"These copies are read only when asked for: {HOW_PREPARED}")
         return 0
     bad = images.unreadable(found).values()
     for error in bad:
-        click.echo(str(error))
+        click.echo(_printable(error))
     if not bad:
         click.echo("every image can be decoded")
     return int(bool(bad))
+
+
+# How copies of images are read.
+HOW_PREPARED = "`run` and `train` with -p prepared=true, or a profile with data: {prepared: true}"
+
+
+def _data_status(folder: Path) -> int:
+    """Print what is where, and what is missing with the command that gets it; 1 if anything is."""
+    from .data import download
+    from .models import backbones
+
+    table = download.status(folder)
+    click.echo(table.to_string())
+    weights = backbones.missing_weights(backbones.PAPER_BACKBONE, "hub")
+    is_complete = bool((table["state"] == "complete").all())
+    if not is_complete:
+        click.echo("`python -m pumalib data download` fetches what is free, or says how to get it")
+    click.echo(f"weights: {weights or f'{backbones.PAPER_BACKBONE} is there'}")
+    if table["prepared"].any():
+        click.echo(f"prepared copies are read only when asked for: {HOW_PREPARED}")
+    return int(not is_complete or bool(weights))
 
 
 @cli.command()
@@ -626,14 +791,13 @@ def main(argv: list[str] | None = None) -> int:
     0 if all went well, 1 if not, 2 if it was asked in a wrong way, 130 if interrupted.
     """
     try:
-        with _sigterm_interrupts():
+        with _sigterm_interrupts(), _without_reader():
             return cli.main(argv, prog_name="python -m pumalib", standalone_mode=False) or 0
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        said = "interrupted; finished runs and checkpoints are kept: the same command goes on"
-        click.echo(f"\n{said}", err=True)
+    except (KeyboardInterrupt, click.Abort) as error:
+        click.echo(f"\ninterrupted; {_what_is_kept(error, argv)}", err=True)
         return 130
     except ValueError as error:
         return _refused(error, 2)
@@ -645,6 +809,63 @@ def main(argv: list[str] | None = None) -> int:
         if not isinstance(error, NonFiniteLoss):
             raise
         return _refused(error, 1)
+
+
+# What an interrupted command leaves, where it does not say so itself.
+GOES_ON = {
+    "run": "finished runs and checkpoints are kept: the same command goes on",
+    "train": "finished epochs and checkpoints are kept: the same command goes on",
+    "embed": "what was embedded before is kept: the same command goes on",
+    "index": "what was embedded before is kept: the same command goes on",
+    "search": "nothing was written: the same command asks again",
+    "evaluate": "nothing was written: the same command begins anew",
+    "data": "files that are whole are kept: the same command goes on",
+    "docs": "pages that were written are whole: the same command writes the others",
+    "runs": "each line of a kept run is whole: the same command goes on",
+}
+
+
+def _what_is_kept(error: BaseException, argv: list[str] | None) -> str:
+    """What is said of an interrupted command."""
+    for one in (error, error.__cause__):
+        if isinstance(one, _Interrupted):
+            return str(one)
+    given = sys.argv[1:] if argv is None else argv
+    command = given[0] if given else ""
+    return GOES_ON.get(command, "the same command begins anew")
+
+
+class _Pipe(io.FileIO):
+    """Standard output of which what nobody reads any more is dropped: `... | head -1`."""
+
+    def write(self, data: Any) -> int:
+        """Write bytes, or count them as written where the reader has gone."""
+        try:
+            return super().write(data) or 0
+        except BrokenPipeError:
+            return len(data)
+
+
+@contextmanager
+def _without_reader() -> Iterator[None]:
+    """Let a command do its work, and end well, where the reader of what it prints has gone."""
+    before = sys.stdout
+    if before is not sys.__stdout__ or before is None or before.isatty():
+        yield
+        return
+    before.flush()
+    pipe = _Pipe(before.fileno(), "w", closefd=False)
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(pipe),
+        encoding=before.encoding,
+        errors=before.errors,
+        line_buffering=before.line_buffering,
+    )
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stdout = before
 
 
 def _refused(error: Exception, status: int) -> int:

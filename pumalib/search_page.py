@@ -1,4 +1,4 @@
-"""One static page in HTML that shows queries and what an index found, with nothing beside it."""
+"""One static page in HTML that shows what an index found, with nothing beside it."""
 
 import base64
 import html
@@ -37,32 +37,68 @@ class Answer:
     found: pd.DataFrame  # columns path (below the folder of the index) and cosine
 
 
+@dataclass(frozen=True)
+class Picture:
+    """An image of a row, and what is written below it."""
+
+    file: Path
+    caption: str
+    kind: str = "found"  # or query, which a line sets apart
+
+
 def write(answers: Sequence[Answer], folder: Path, file: Path, title: str) -> None:
     """Write a page of `answers`, of images below `folder`; thumbnails are part of it.
 
     Raises ValueError where there are more pictures than a page may have, OSError where it cannot be
     written.
     """
-    pictures = sum(1 + len(answer.found) for answer in answers)
+    rows = []
+    for answer in answers:
+        row = [Picture(answer.query, answer.query.name, "query")]
+        for place in answer.found.itertuples():
+            row.append(Picture(folder / str(place.path), f"{place.cosine:.3f} {place.path}"))
+        rows.append(row)
+    _write(rows, file, title, "ask for fewer, or lower k")
+
+
+def write_groups(groups: pd.DataFrame, folder: Path, file: Path, title: str) -> None:
+    """Write a page with a row for each group of `FolderIndex.duplicate_groups`; errors as above."""
+    rows = []
+    for _, group in groups.groupby("group"):
+        row = []
+        for image in group.itertuples():
+            row.append(Picture(folder / str(image.path), f"{image.cosine:.6f} {image.path}"))
+        rows.append(row)
+    _write(rows, file, title, "raise the threshold")
+
+
+def write_suspects(suspects: pd.DataFrame, folder: Path, file: Path, title: str) -> None:
+    """Write a page of the images of `FolderIndex.likely_wrong_labels`; errors as above."""
+    row = []
+    for image in suspects.itertuples():
+        caption = f"{image.path}: {image.votes} of {image.of} in {image.suggested}"
+        row.append(Picture(folder / str(image.path), caption))
+    _write([row], file, title, "write --csv instead")
+
+
+def _write(rows: Sequence[Sequence[Picture]], file: Path, title: str, remedy: str) -> None:
+    pictures = sum(len(row) for row in rows)
     if pictures > MOST_PICTURES:
         what = f"{pictures:,} pictures are too many for a page"
-        raise ValueError(f"{what}, which has at most {MOST_PICTURES:,}: ask for fewer, or lower k")
-    rows = "\n".join(_row(answer, folder) for answer in answers)
+        raise ValueError(f"{what}, which has at most {MOST_PICTURES:,}: {remedy}")
+    body = "\n".join(_row(row) for row in rows)
     page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n"
-        f"<body><h1>{html.escape(title)}</h1>\n{rows}\n</body></html>\n"
+        f"<body><h1>{html.escape(title)}</h1>\n{body}\n</body></html>\n"
     )
     with paths.written_whole(file) as temporary:
         temporary.write_text(page, encoding="utf-8", errors="replace")
 
 
-def _row(answer: Answer, folder: Path) -> str:
-    figures = [_figure(answer.query, answer.query.name, "query")]
-    for place in answer.found.itertuples():
-        caption = f"{place.cosine:.3f} {place.path}"
-        figures.append(_figure(folder / str(place.path), caption, "found"))
+def _row(row: Sequence[Picture]) -> str:
+    figures = [_figure(one.file, one.caption, one.kind) for one in row]
     return f'<div class="row">{"".join(figures)}</div>'
 
 

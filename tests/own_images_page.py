@@ -13,6 +13,8 @@ from pumalib.models import backbones
 
 PAGE = Path(__file__).parent.parent / "docs" / "own-images.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Of the others some are names alone, and one is of real images.
+IN_SENTENCE = re.compile(r"`(python -m pumalib [^`]*my-images.yaml[^`]*)`")
 COMMAND = "python -m pumalib "
 
 
@@ -60,29 +62,25 @@ def write_file(text):
         file.write(text)
 
 
-def run_blocks(skip=()):
-    """Run every block but those with a word of `skip`; returns the names, and the kinds run."""
-    names = {}
-    kinds = []
-    for kind, text in blocks():
-        if any(word in text for word in skip):
-            continue
-        kinds.append(kind)
-        if kind == "python":
-            exec(compile(text, str(PAGE), "exec"), names)
-        elif kind == "yaml":
-            write_file(text)
-        else:
-            run_commands(text)
-    # And the commands within sentences.
-    return names, kinds
+def run_block(kind, text, names):
+    """Run a block as it stands: Python with the names of those before it, a file, or commands."""
+    if kind == "python":
+        exec(compile(text, str(PAGE), "exec"), names)
+    elif kind == "yaml":
+        write_file(text)
+    else:
+        run_commands(text)
 
 
-def run_page(folder, skip=()):
-    """Run the page in an empty folder, where weights of the hub are random."""
-    make_images(folder)
+def run_all_commands():
+    """Run every command of the page, those within sentences too, where the shell stands."""
     backbones._from_timm = hub_at_hand()
-    names, _ = run_blocks(skip)
-    for command in commands_in_sentences():
+    make_images(Path.cwd())
+    for kind, text in blocks():
+        # One block of Python writes the split that a command asks for.
+        if kind != "python" or "split.csv" in text:
+            run_block(kind, text, {})
+    said = IN_SENTENCE.findall(PAGE.read_text(encoding="utf-8"))
+    assert len(said) >= 2
+    for command in said:
         run_commands(command)
-    return names

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from PIL import Image
@@ -17,7 +18,8 @@ from safetensors.torch import load_file
 
 from pumalib import evaluation, paths
 from pumalib.__main__ import main
-from pumalib.study import notebooks, store
+from pumalib.models import backbones
+from pumalib.study import notebooks, one_run, runs, store
 
 PACKAGE = Path(paths.__file__).parent
 HEAVY = ["faiss", "matplotlib", "numpy", "pandas", "pydantic", "scipy", "timm", "torch"]
@@ -92,6 +94,9 @@ REFUSED = {
     "no value": (["-p", "epochs"], "'epochs': write name=value, the value in YAML"),
     "no YAML": (["-p", "epochs=[1"], "'epochs=[1': write name=value, the value in YAML"),
     "a key twice": (["-p", "full={lr: 1, lr: 2}"], "the key 'lr' stands twice"),
+    "a date": (["-p", "epochs=2020-01-01"], "a date is a text in quotes: epochs='\"2020-01-31\"'"),
+    "a date in a list": (["-p", "datasets=[2020-01-01]"], "write a finite number, a text"),
+    "no number": (["-p", "lr=.inf"], "write a finite number, a text"),
     "a value twice": (["-p", "epochs=1", "-p", "epochs=2"], "epochs is given twice"),
     "deep YAML": (["-p", "full=" + 4000 * "["], "nested too deep"),
     "no UTF-8": (["-p", "root=/fot\udcf3s"], "is not UTF-8: set PYTHONUTF8=1"),
@@ -205,6 +210,8 @@ def test_other_numbers_are_told_and_kept_beside(small, results, capsys):
         assert before.startswith(f"kept: photos {photos}, ")
         assert now != before.replace("kept:", "R@1:")
         assert verdict.startswith("They differ: R@1 is another for 3 of ") and "on cpu" in verdict
+        assert "in their own dataset (most in photos: 3) and for 0 in all" in verdict
+        assert "no other seed of it is kept" in verdict
     assert store.record(name, "small") == was_kept, "what was kept stays"
     (line,) = (results / "small" / "repeated.jsonl").read_text().splitlines()
     assert json.loads(line)["table"] == record["table"]
@@ -212,13 +219,68 @@ def test_other_numbers_are_told_and_kept_beside(small, results, capsys):
 
 def test_numbers_may_differ_where_no_hit_does(small, capsys):
     assert call(capsys, "train", "linear", "--profile", small)[0] == 0
-    other = json.loads(json.dumps(kept("small", "linear")))
+    was = kept("small", "linear")
+    other = json.loads(json.dumps(was))
     other["table"][0]["R@8"] = 0.987654
     store.drop(other["name"], "small")
     store.add(other, "small")
     status, said, _ = call(capsys, "train", other["name"], "--profile", small)
-    assert status == 1
-    assert "They differ: R@1 of every query in its own dataset is the same, other" in said
+    assert status == 0, "every query's hit is the same"
+    apart = abs(other["table"][0]["R@8"] - was["table"][0]["R@8"])
+    verdict = "They agree in the hit of every query; other numbers do not: at most by "
+    assert f"{verdict}{apart:.2g} (R@8 of photos)" in said
+
+
+def test_changed_hits_are_shown_beside_what_seeds_change():
+    """By hand: seeds at 20, 22 and 24 % have a standard deviation of 2 points."""
+    tables = [
+        {"table": [{"dataset": "unified", "R@1": one}, {"dataset": "harmonic", "R@1": 0.5}]}
+        for one in (0.22, 0.225)
+    ]
+    seeds = pd.DataFrame({"unified": [0.2, 0.22, 0.24], "harmonic": 0.5})
+    said = one_run._changes(store.Repeat(*tables, agree=False), seeds)
+    assert "unified 22.00 to 22.50 (+0.50; standard deviation of the 3 kept seeds 2.00)" in said
+    assert "harmonic 50.00 to 50.00 (+0.00; standard deviation of the 3 kept seeds 0.00)" in said
+
+
+def test_a_run_of_another_profile_says_where_it_is_kept(small, results, capsys):
+    assert call(capsys, "train", "pretrained", "--profile", small)[0] == 0
+    name = kept("small", "pretrained")["name"]
+    status, _, err = call(capsys, "train", name)
+    assert status == 2
+    assert f"{name} is not kept in profile smoke, but in small: add --profile small" in err
+
+
+def test_lines_of_the_list_are_told_apart_by_what_varies(small, results, capsys):
+    for changes in ([], ["-p", "dim=4"], ["-p", "lr=0.01", "-p", "dim=4"]):
+        assert call(capsys, "train", "whitened", "--profile", small, *changes)[0] == 0
+    listed = runs.list_runs("small")
+    shown = runs.shown_columns(listed)
+    added = [name for name in shown if name not in runs.COLUMNS]
+    assert added == ["dim", "training.lr"]
+    texts = listed[[name for name in shown if name not in runs.RESULTS]].astype(str)
+    assert not texts.duplicated().any()
+    status, out, _ = call(capsys, "runs", "list", "--profile", "small")
+    assert status == 0 and "training.lr" in out.splitlines()[0]
+
+    query = "dim == 4 and `training.lr` in [0.01, 0.02] and not method == 'puma'"
+    assert len(runs.select(listed, query)) == 1
+    marker = results / "run"
+    for code in (
+        f"@os.system('touch {marker}')",
+        "@dim == 4",
+        f"__import__('os').system('touch {marker}')",
+        f"method.to_csv('{marker}')",
+        "method.__class__ == 1",
+        "`a' @os.system('b`",
+        f"method == 'a`' or @os.system('touch {marker}') or '`'",
+        "dim = 4",
+        "dim",
+        "(" * 5000,
+    ):
+        status, _, err = call(capsys, "runs", "list", "--profile", "small", "--query", code)
+        assert status == 2 and "--query: " in err, code
+        assert not marker.exists()
 
 
 def test_a_kept_run_is_trained_as_it_is(small, capsys):
@@ -313,6 +375,10 @@ def test_data_without_names_means_all_datasets(images, tmp_path, monkeypatch, ca
     assert call(capsys, "data", "verify", *asked)[:2] == (0, "every image can be decoded\n")
     assert call(capsys, "data", "prepare", *asked)[0] == 0
     assert len(list((tmp_path / "cache").rglob("*.jpg"))) == 16
+    assert (
+        "read only when asked for: `run` and `train` with -p prepared=true"
+        in (call(capsys, "data", "prepare", *asked)[1])
+    )
     broken = images / "pens" / "class 3" / "7.png"
     broken.write_bytes(b"no image")
     os.utime(broken, (1e9, 1e9))  # not as old as its copy
@@ -324,3 +390,12 @@ def test_data_without_names_means_all_datasets(images, tmp_path, monkeypatch, ca
     assert status == 2 and "not found under" in err and "concatenate" not in err
     status, _, err = call(capsys, "data", "verify", "--benchmark", "no", "--root", images)
     assert status == 2 and "unknown benchmark 'no'; known: " in err
+
+
+def test_status_says_what_is_missing_and_is_no_success(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(backbones, "_is_cached", lambda known: False)
+    status, out, _ = call(capsys, "data", "status", "--root", tmp_path)
+    assert status == 1
+    assert out.count("not found under") == 8
+    assert "`python -m pumalib data download` fetches what is free" in out
+    assert "weights: the weights of vit_small_patch16_224.augreg_in21k are not in the cache" in out

@@ -1,39 +1,27 @@
 """The blocks of docs/own-images.md, run one after another as they stand, where a reader stands."""
 
 import re
-import shutil
 
 import faiss
-import numpy as np
+import own_images_page
 import pytest
-import torch
-from PIL import Image
 
 from pumalib import paths
-from pumalib.__main__ import main
 from pumalib.models import backbones
 
-PAGE = paths.ROOT / "docs" / "own-images.md"
+PAGE = own_images_page.PAGE
 
 
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
     """A folder with images and nothing else, as after installing the wheel, and a hub at hand."""
     home = tmp_path / "home"
-    make_images(home)
+    own_images_page.make_images(home)
     monkeypatch.chdir(home)
     monkeypatch.setattr(paths, "ROOT", home)
     monkeypatch.setattr(paths, "RESULTS", home / "results")
     monkeypatch.setattr(paths, "CACHE", tmp_path / "cache")
-    from_timm = backbones._from_timm
-
-    def from_hub(name, pretrained, image_size):
-        """The same weights each time, as the hub has them; but random ones."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return from_timm(name, False, image_size)
-
-    monkeypatch.setattr(backbones, "_from_timm", from_hub)
+    monkeypatch.setattr(backbones, "_from_timm", own_images_page.hub_at_hand())
     return home
 
 
@@ -42,18 +30,13 @@ def reader(tmp_path, monkeypatch):
 def test_every_block_of_the_page_runs_as_it_stands(reader, capsys):
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package)
-    found = blocks()
+    found = own_images_page.blocks()
     assert len(found) == PAGE.read_text(encoding="utf-8").count("```") / 2 >= 10
     names = {}
     kinds = []
     for kind, text in found:
         kinds.append(kind)
-        if kind == "python":
-            exec(compile(text, str(PAGE), "exec"), names)
-        elif kind == "yaml":
-            write_file(text)
-        else:
-            run_commands(text)
+        own_images_page.run_block(kind, text, names)
     assert {"python", "yaml", ""} == set(kinds)
 
     said = capsys.readouterr().out

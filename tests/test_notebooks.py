@@ -197,7 +197,8 @@ def test_a_copy_writes_under_its_own_name(results):
 def test_a_plan_names_what_is_missing_and_is_no_success(results, tmp_path, capsys):
     rows = (
         P + "from pumalib.config import Data\n"
-        f"d = Data(benchmark='paper', root={str(tmp_path / 'none')!r}, datasets=('cub',))\n"
+        f"d = Data(benchmark='paper', root={str(tmp_path / 'none')!r}, "
+        "datasets=('cub',), image_size=48)\n"
         "rows = {'x': p.run('linear', data=d), 'y': p.run('linear', pretrained='no.pth')}"
     )
     write("05_far", "1 + 1", rows=rows)

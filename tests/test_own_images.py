@@ -1,8 +1,13 @@
 """A folder of one's own images by commands, a page of what was found, and the frozen backbone."""
 
 import base64
+import json
+import os
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -98,7 +103,9 @@ def test_index_follows_and_search_writes_a_page(home, capsys):
     status, out, _ = call(capsys, "index", "photos", "--model", "mini", "--near-duplicates", 0.9999)
     assert status == 0
     assert "(15 unchanged, 1 new, 0 changed, 1 gone, 0 unreadable)" in out
-    assert re.search(r"1\.000  cups/0\.png  hats/same\.png", out)
+    assert re.search(
+        r"1 groups of .*\n1  1\.000000  cups/0\.png\n1  1\.000000  hats/same\.png", out
+    )
 
     shutil.copy("photos/keys/0.png", "query.png")
     ask = ("search", "photos", "query.png", "photos/cups/0.png", "--model", "mini", "-k", 2)
@@ -164,6 +171,99 @@ def test_python_reads_where_the_shell_stands_too(home):
     assert pumalib.read_scores(folder).at["unified", "queries"] == 8
     went_on = pumalib.train("own.yaml", "full", pretrained="mine")
     assert pumalib.load(went_on).run.pretrained == "mine"
+
+
+def test_what_is_found_is_written_for_programs(home, capsys):
+    ask = ("index", "photos", "--model", "mini")
+    shutil.copy("photos/cups/0.png", "photos/hats/same.png")
+    files = ("--csv", "out.csv", "--json", "out.json", "--html", "out.html")
+    assert call(capsys, *ask, "--near-duplicates", 0.99999, *files)[0] == 0
+    expected = ["cups/0.png", "hats/same.png"]
+    table = pd.read_csv("out.csv")
+    assert table["path"].tolist() == expected and table["group"].tolist() == [1, 1]
+    rows = json.loads((home / "out.json").read_text())
+    assert [row["path"] for row in rows] == expected
+    assert rows[0]["cosine"] == pytest.approx(1, abs=1e-5)
+    assert (home / "out.html").read_text().count("<img ") == 2
+
+    # Four cups, of which a fifth lies among the hats.
+    status, out, _ = call(capsys, *ask, "--wrong-labels", "-k", 3, *files)
+    assert status == 0
+    assert "hats/same.png  3 of 3 in cups" in out
+    suspects = pd.read_csv("out.csv").set_index("path")
+    assert suspects.loc["hats/same.png", ["suggested", "votes", "of"]].tolist() == ["cups", 3, 3]
+    page = (home / "out.html").read_text()
+    assert "hats/same.png: 3 of 3 in cups" in page
+
+    search = ("search", "photos", "photos/keys/0.png", "photos/mugs/0.png", "--model", "mini")
+    assert call(capsys, *search, "-k", 2, *files)[0] == 0
+    rows = json.loads((home / "out.json").read_text())
+    assert [(row["query"], row["rank"]) for row in rows] == [
+        (f"photos/{name}/0.png", rank) for name in ("keys", "mugs") for rank in (1, 2)
+    ]
+    pd.testing.assert_frame_equal(pd.DataFrame(rows), pd.read_csv("out.csv"), atol=1e-6)
+
+    status, _, err = call(capsys, *ask, "--csv", "x.csv")
+    assert status == 2 and "give one of --near-duplicates, --wrong-labels" in err
+    status, _, err = call(capsys, "embed", "photos", "-o", "v.csv", "--model", "mini")
+    assert status == 2 and "-o v.csv: a file of numpy is written, name it *.npz" in err
+    assert not (home / "v.csv").exists() and not (home / "x.csv").exists()
+
+
+def test_a_name_is_no_command_to_the_terminal(home, capsys):
+    (home / "photos" / "cups" / "0.png").rename(home / "photos" / "cups" / "\x1b[2J.png")
+    assert call(capsys, "index", "photos", "--model", "mini")[0] == 0
+    ask = ("search", "photos", "photos/cups/1.png", "--model", "mini", "-k", 15)
+    status, out, _ = call(capsys, *ask)
+    assert status == 0
+    assert "cups/\\x1b[2J.png" in out and "\x1b" not in out
+
+
+def test_an_advised_command_works_as_it_stands(home, capsys):
+    (home / "photos").rename(home / "my photos")
+    ask = ("search", "my photos", "my photos/cups/0.png", "--model", "mini")
+    status, _, err = call(capsys, *ask)
+    assert status == 1 and "update()" not in err
+    command = re.search(r"run `python -m pumalib (.*?)` first", err)[1]
+    assert call(capsys, *shlex.split(command))[0] == 0
+    assert call(capsys, *ask)[0] == 0
+
+
+def test_a_page_is_written_though_nobody_reads_the_rest(home, capsys):
+    """As with `| head -1`: the pipe is closed before the first line."""
+    assert call(capsys, "index", "photos", "--model", "mini", "--store", "kept")[0] == 0
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "pumalib", "search", "photos", "photos/cups/0.png"]
+    done = subprocess.run(
+        [*command, "--model", "mini", "--store", "kept", "--html", "page.html"],
+        env={**os.environ, "PYTHONPATH": str(Path(pumalib.__file__).parent.parent)},
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (home / "page.html").read_text().count("<img ") == 8
+
+
+def test_interrupted_each_command_says_what_it_leaves(home, capsys, monkeypatch):
+    def stop(*given, **named):
+        raise KeyboardInterrupt
+
+    assert call(capsys, "index", "photos", "--model", "mini")[0] == 0
+    monkeypatch.setattr(index.FolderIndex, "update", stop)
+    monkeypatch.setattr(index.FolderIndex, "search", stop)
+    monkeypatch.setattr(pumalib.evaluation, "evaluate_files", stop)
+    for arguments, said in (
+        (("index", "photos", "--model", "mini"), "16 images are embedded and kept"),
+        (("embed", "photos", "-o", "v.npz", "--model", "mini"), "16 images are embedded and kept"),
+        (("search", "photos", "x.png", "--model", "mini"), "nothing was written"),
+        (("evaluate", "v.npz"), "nothing was written"),
+    ):
+        status, _, err = call(capsys, *arguments)
+        assert status == 130 and said in err and "checkpoints" not in err
 
 
 # ---- the page

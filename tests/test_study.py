@@ -349,7 +349,7 @@ def test_a_plan_needs_no_texts_that_a_notebook_makes_first(results, tmp_path):
 
 def test_a_plan_needs_no_images_of_the_paper(results, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "train", None)
-    missing = config.Data(benchmark="paper", root=str(tmp_path / "nothing"))
+    missing = config.Data(benchmark="paper", root=str(tmp_path / "nothing"), image_size=48)
     run = PROFILE.run("puma", data=missing)
     table = study.plan({"x": study.specific(run), "y": run}, ONE)
     counts = study.printed.table(1)["train_samples"][list(study.printed.PAPER_DATASETS)].tolist()

@@ -18,10 +18,16 @@ from ..config import Data, Run
 from ..evaluation import metrics
 from . import store
 
-# By dataset what of a class's name is its group.
-PATTERNS: dict[str, str] = yaml.safe_load(
-    (paths.ROOT / "data" / "photos" / "groups.yaml").read_text(encoding="utf-8")
-)
+
+def _read_patterns() -> dict[str, str]:
+    """By dataset what of a class's name is its group; nothing without the study's checkout."""
+    if not paths.IN_CHECKOUT:
+        return {}
+    file = paths.ROOT / "data" / "photos" / "groups.yaml"
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+PATTERNS = _read_patterns()
 
 
 def group_of(dataset: str, class_name: str) -> str:

@@ -1,6 +1,8 @@
 """Kept runs listed, compared, checked and removed: `python -m pumalib runs`."""
 
+import ast
 import difflib
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -12,7 +14,7 @@ import pandas as pd
 from filelock import FileLock
 
 from .. import evaluation, models, paths
-from ..config import Run
+from ..config import NOT_IN_IDENTITY, Run
 from ..training import run_folder
 from . import contrasts, kept_line, store
 
@@ -29,6 +31,21 @@ COLUMNS = [
     "seconds",
     "device",
 ]
+# Those of them, and others, that a training gives.
+RESULTS = [
+    "trainable",
+    "unified",
+    "harmonic",
+    "seconds",
+    "device",
+    "images_per_second",
+    "open_loss",
+]
+# Settings that stand under another name, or change no number.
+UNSHOWN = ["method.name", "training.epochs", "data.root", "data.split"]
+UNSHOWN += [f"training.{name}" for name in NOT_IN_IDENTITY]
+# Settings that are asked first whether they tell lines apart.
+FIRST = ["dim", "training.lr", "data.datasets", "data.shots", "data.holdout"]
 # Columns of `list_runs` also where no run has them.
 ALWAYS = [
     *COLUMNS,
@@ -67,6 +84,78 @@ def list_runs(profile: str | None = None) -> pd.DataFrame:
         for name, kept in records.items():
             rows.append(_settings_of(kept, records) | _summary(name, home.name, kept))
     return _by_name(rows)
+
+
+def profiles_of(name: str) -> list[str]:
+    """The profiles in which a run of this name is kept."""
+    return [home.name for home in _homes(None) if name in store.read(home)]
+
+
+def shown_columns(table: pd.DataFrame) -> list[str]:
+    """`COLUMNS`, and those settings without which two lines of `list_runs` would look alike."""
+    texts = table.astype(str)
+    identity = [name for name in COLUMNS if name not in RESULTS]
+    others = [name for name in table if name not in (*COLUMNS, *RESULTS) and name not in UNSHOWN]
+    distinguishing: list[str] = []
+    for name in sorted(others, key=lambda one: (one not in FIRST, one)):
+        alike = texts.groupby([*identity, *distinguishing], sort=False)
+        if alike[name].nunique().max() > 1:
+            distinguishing.append(name)
+    place = COLUMNS.index("unified")
+    return [*COLUMNS[:place], *distinguishing, *COLUMNS[place:]]
+
+
+def select(table: pd.DataFrame, query: str) -> pd.DataFrame:
+    """The rows of `list_runs` that a query of pandas asks for, which is compared and never run.
+
+    It has names, numbers, texts, lists and what compares and joins them.  Raises ValueError for
+    all else, calls among it, and for what pandas does not take.
+    """
+    _require_comparison(query)
+    try:
+        found = table.query(query)
+    except Exception as error:  # pandas raises nearly anything
+        raise ValueError(f"{error}; columns: {', '.join(table)}") from error
+    if not isinstance(found, pd.DataFrame):
+        raise ValueError("it asks for no rows")
+    return found
+
+
+# What a name in backticks may hold, and what a query may be made of.
+_QUOTED = re.compile(r"`([^`]*)`")
+_PLAIN = re.compile(r"[\w. +-]+")
+_COMPARISON = (
+    ast.Expression,
+    ast.BoolOp,
+    ast.boolop,
+    ast.BinOp,
+    ast.operator,
+    ast.UnaryOp,
+    ast.unaryop,
+    ast.Compare,
+    ast.cmpop,
+    ast.Name,
+    ast.Constant,
+    ast.List,
+    ast.Tuple,
+    ast.expr_context,
+)
+
+
+def _require_comparison(query: str) -> None:
+    """Raise ValueError for a query that is more than a comparison: pandas would run code in it."""
+    refused = (
+        "write a comparison of columns: no @, no call, no attribute (`training.lr` in backticks)"
+    )
+    if not all(_PLAIN.fullmatch(name) for name in _QUOTED.findall(query)):
+        raise ValueError(refused)
+    try:
+        tree = ast.parse(_QUOTED.sub("quoted", query).strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ValueError(refused) from None
+    for node in ast.walk(tree):
+        if not isinstance(node, _COMPARISON) or isinstance(node, ast.MatMult):
+            raise ValueError(refused)
 
 
 def list_failures(profile: str | None = None) -> pd.DataFrame:

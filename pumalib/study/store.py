@@ -53,6 +53,11 @@ class Repeat:
     again: dict[str, Any]
     agree: bool
 
+    @property
+    def same_hits(self) -> bool:
+        """Whether every query finds its class, or does not, as it was kept."""
+        return self.kept["hits"] == self.again["hits"]
+
 
 def place(name: str, profile: str | Path) -> Path:
     """Where the folder of a run is, or a link to it.
