@@ -641,11 +641,17 @@ def list_runs(profile: str | None, query: str | None) -> None:
         failed = _those_of(failed, query)
     if len(finished):
         columns = kept_runs.shown_columns(finished)
-        click.echo(finished[columns].to_string(float_format="{:.1f}".format))
+        click.echo(_listed(finished[columns]))
     if len(failed):
         click.echo(f"\nfailed:\n{failed[kept_runs.FAILED_COLUMNS].to_string()}")
     if not len(finished) and not len(failed):
         click.echo("no runs")
+
+
+def _listed(table: "pd.DataFrame") -> str:
+    """Runs as text: what was measured with one digit, settings as they are."""
+    rounded = dict.fromkeys(("unified", "harmonic", "seconds"), "{:.1f}".format)
+    return table.to_string(formatters=rounded, na_rep="-", float_format="{:g}".format)
 
 
 def _those_of(table: "pd.DataFrame", query: str | None) -> "pd.DataFrame":

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -281,6 +282,18 @@ def test_lines_of_the_list_are_told_apart_by_what_varies(small, results, capsys)
         status, _, err = call(capsys, "runs", "list", "--profile", "small", "--query", code)
         assert status == 2 and "--query: " in err, code
         assert not marker.exists()
+
+
+def test_no_two_lines_of_the_study_look_alike(monkeypatch, capsys):
+    monkeypatch.setattr(paths, "RESULTS", paths.ROOT / "results")
+    listed = runs.list_runs("mini")
+    listed = listed[listed["members"] == 0]
+    shown = [name for name in runs.shown_columns(listed) if name not in runs.RESULTS]
+    assert not listed[shown].astype(object).map(str).duplicated().any()
+    assert "method.adapter_keep" in shown
+    _, out, _ = call(capsys, "runs", "list", "--profile", "mini", "--query", "`training.lr` < 1e-3")
+    assert "training.lr" in out.splitlines()[0]
+    assert re.search(r" 0\.000\d+ ", out), "a rate is not rounded to 0.0"
 
 
 def test_a_kept_run_is_trained_as_it_is(small, capsys):

@@ -93,7 +93,8 @@ def profiles_of(name: str) -> list[str]:
 
 def shown_columns(table: pd.DataFrame) -> list[str]:
     """`COLUMNS`, and those settings without which two lines of `list_runs` would look alike."""
-    texts = table.astype(str)
+    # A setting of None is a value as any other.
+    texts = table.astype(object).map(str)
     identity = [name for name in COLUMNS if name not in RESULTS]
     others = [name for name in table if name not in (*COLUMNS, *RESULTS) and name not in UNSHOWN]
     distinguishing: list[str] = []
