@@ -4,7 +4,8 @@ Read `run_all` first, which trains what is missing.  `store` keeps finished runs
 each, and `runs` lists them; `contrasts` compares rows of them, with what `seeds` and `groups` know,
 and `results` and `show` make tables.  `printed` has the paper's numbers, `claims` what they and
 kept runs say of its claims and the survey's, `measures` what is no accuracy, and `verdicts` the
-scorecard.  `planning` and `notebooks` say and do what a notebook would train, `cluster` elsewhere;
+scorecard.  `planning` and `notebooks` say and do what a notebook would train, `cluster`
+elsewhere, and `needs` what of a GPU;
 `one_run` is a run by itself, `tuning` searches the settings of every method alike, `across`
 compares profiles, `analysis` looks into trained models, and `speed` times everything, a subject a
 file.  `pages` writes the numbers of README.md and docs, and `findings` shows at the top of a
