@@ -371,7 +371,7 @@ def _is_one(images: Any) -> bool:
     # Three axes are an image with channels, or several of grey.
     if isinstance(images, Tensor):
         return images.is_floating_point() or images.shape[0] in _CHANNELS
-    return images.dtype != np.uint8 or images.shape[2] in _CHANNELS
+    return images.dtype != np.uint8 or images.shape[2] <= max(_CHANNELS)
 
 
 def _decoded(image: Any, position: int, upright: bool) -> Image.Image:
@@ -408,7 +408,7 @@ def _decoded_file(file: Any, name: str, upright: bool) -> Image.Image:
 
 
 def _array(image: Any) -> np.ndarray | None:
-    """The pixels of an array or tensor, (H, W) or (H, W, 3 or 4) uint8; None of what is no image."""
+    """Pixels (H, W) or (H, W, 3 or 4) uint8 of an array or tensor; None of what is no image."""
     if isinstance(image, Tensor):
         if image.ndim == 3:
             image = image.permute(1, 2, 0)

@@ -331,7 +331,7 @@ BAD = np.zeros((9, 9, 3))
 REFUSED = {
     "image 1 is float64": [GOOD, BAD],
     "image 0 is float32": np.full((2, 9, 9, 3), np.nan, np.float32),
-    r"image 0 is uint8 \(9, 2\);": GOOD[..., :2],
+    r"image 0 is uint8 \(9, 9, 2\);": GOOD[..., :2],
     r"image 0 is uint8 \(0, 9, 3\);": GOOD[:0],
     "image 1 is NoneType": [GOOD, None],
     "image 0 is int": 5,
