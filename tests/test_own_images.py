@@ -70,7 +70,7 @@ def test_embed_and_evaluate_where_the_shell_stands(home, capsys):
 
 
 def test_embed_goes_on_where_it_was_stopped(home, capsys, monkeypatch):
-    embed_parts = pumalib.Embedder.embed_parts
+    embed_parts = pumalib.embedder.Embedder.embed_parts
 
     def stopped(self, images, batch_size=64, workers=0):
         for number, part in enumerate(embed_parts(self, images, batch_size=4, workers=workers)):
@@ -80,7 +80,7 @@ def test_embed_goes_on_where_it_was_stopped(home, capsys, monkeypatch):
 
     ask = ("embed", "photos", "-o", "vectors.npz", "--model", "mini", "--store", "kept")
     with monkeypatch.context() as patch:
-        patch.setattr(pumalib.Embedder, "embed_parts", stopped)
+        patch.setattr(pumalib.embedder.Embedder, "embed_parts", stopped)
         assert call(capsys, *ask)[0] == 130
     assert not (home / "vectors.npz").exists()
     status, out, _ = call(capsys, *ask)
