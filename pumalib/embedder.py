@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,8 @@ from .progress import bar
 _BATCH = 256
 # The benchmark whose pictures have the network's size, and are shown as they are.
 _SHOWN_AS_THEY_ARE = "mini"
+# How many channels an image in an array may have: grey, RGB, and RGB with transparency.
+_CHANNELS = (1, 3, 4)
 # Where the trained models lie that come with the package: a folder each, with a card.
 KEPT_FOLDER = Path(__file__).parent / "kept"
 
@@ -143,19 +145,21 @@ class Embedded:
 
     vectors: np.ndarray  # (n, dim) float32, of those that could be read
     places: np.ndarray  # (n,) the place of each of these among the images given, from 0
-    unreadable: dict[int, str]  # by place, the kind of error of each other one
+    unreadable: dict[int, str]  # by place, in words why each other one cannot be read
 
 
 class Embedder:
     """A trained model with the image transform it was evaluated with.
 
-    `load(folder).embed(images)`.
+    `load(folder).embed(images)`.  Photographs are turned as their EXIF orientation says, however
+    the images of the run were: what is embedded here are somebody's own.
     """
 
     def __init__(self, model: EmbeddingModel, run: Run):
         self.model = model
         self.run = run
-        self.view = View(run.data, *backbones.normalisation(model.backbone))
+        turned = replace(run.data, upright=True)
+        self.view = View(turned, *backbones.normalisation(model.backbone))
 
     def embed(
         self,
@@ -168,11 +172,12 @@ class Embedder:
     ) -> np.ndarray:
         """Embed one image, or an iterable of images: (n, dim) float32.
 
-        An image is a file's path or its bytes, an open file, a PIL image or an array (H, W, 3)
-        uint8, and it makes no difference which: each is resized and cropped as the run's test
-        images were.  (But the pictures of `mini` have the network's size: to a model of it, a
-        picture of that size is shown as it is.)  `prepared` images are instead tensors
-        (3, size, size), normalised for the network already.
+        An image is a file's path or its bytes, an open file, a PIL image, an array uint8 (H, W, 3),
+        (H, W, 4) with transparency or (H, W) of grey, or a tensor uint8 with the channels first;
+        and it makes no difference which: each is resized and cropped as the run's test images were.
+        (But the pictures of `mini` have the network's size: to a model of it, a picture of that
+        size is shown as it is.)  `prepared` images are instead tensors (3, size, size) of floats,
+        normalised for the network already.
 
         `workers` threads decode the next batch while the network embeds this one; 0: none does.
         A generator is read a batch at a time, with workers two.  Raises ValueError for what is no
@@ -228,22 +233,34 @@ class Embedder:
 
         Arguments are as of `embed`.  What is no image at all, as a number, is a ValueError still.
         """
-        places = []
-        unreadable = {}
+        parts = list(self.embed_parts(_shown(images, progress), batch_size, workers))
+        unreadable: dict[int, str] = {}
+        for part in parts:
+            unreadable.update(part.unreadable)
+        # One without rows, should there be no image.
+        vectors = [np.zeros((0, self.model.dim), np.float32), *[part.vectors for part in parts]]
+        places = [np.zeros(0, int), *[part.places for part in parts]]
+        return Embedded(np.concatenate(vectors), np.concatenate(places), unreadable)
 
-        def readable() -> Iterator[list[Tensor]]:
-            for batch in self._read(images, batch_size, progress, workers):
-                shown = []
-                for place, found in batch:
-                    if isinstance(found, ImageError):
-                        unreadable[place] = type(found.__cause__).__name__
-                    else:
-                        places.append(place)
-                        shown.append(found)
-                yield shown
+    def embed_parts(
+        self, images: Any, batch_size: int = 64, workers: int = 0
+    ) -> Iterator[Embedded]:
+        """Embed as `embed_readable` does, and yield what became of each batch when it is done.
 
-        vectors = self._embedded(readable(), as_pixels=True)
-        return Embedded(vectors, np.array(places, dtype=int), unreadable)
+        Places count from the first of all images.  It shows no progress.
+        """
+        for batch in self._read(images, batch_size, progress=False, workers=workers):
+            shown = []
+            places = []
+            unreadable = {}
+            for place, found in batch:
+                if isinstance(found, ImageError):
+                    unreadable[place] = found.why
+                else:
+                    places.append(place)
+                    shown.append(found)
+            vectors = self._embedded([shown], as_pixels=True)
+            yield Embedded(vectors, np.array(places, dtype=int), unreadable)
 
     def _check_counts(self, batch_size: Any, workers: Any) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("workers", workers, 0)):
@@ -336,7 +353,8 @@ def _all_or_raise(batch: list[tuple[int, Tensor | ImageError]]) -> list[Tensor]:
     shown = []
     for _, found in batch:
         if isinstance(found, ImageError):
-            raise found
+            message = f"{found}; replace it, or leave such images out with embed_readable"
+            raise ImageError(message, found.why) from found
         shown.append(found)
     return shown
 
@@ -346,7 +364,14 @@ def _is_one(images: Any) -> bool:
     if isinstance(images, (str, bytes)) or not isinstance(images, Iterable):
         return True
     # An open file is an iterable, of lines.
-    return hasattr(images, "read") or getattr(images, "ndim", 0) in (2, 3)
+    if hasattr(images, "read"):
+        return True
+    if not isinstance(images, (np.ndarray, Tensor)) or images.ndim != 3:
+        return getattr(images, "ndim", 0) == 2
+    # Three axes are an image with channels, or several of grey.
+    if isinstance(images, Tensor):
+        return images.is_floating_point() or images.shape[0] in _CHANNELS
+    return images.dtype != np.uint8 or images.shape[2] <= max(_CHANNELS)
 
 
 def _decoded(image: Any, position: int, upright: bool) -> Image.Image:
@@ -360,29 +385,41 @@ def _decoded(image: Any, position: int, upright: bool) -> Image.Image:
         return _decoded_file(image, str(name), upright)
     if isinstance(image, (str, Path, Image.Image)):
         return decode(image, upright)
-    if not _is_rgb_array(image):
+    pixels_of_it = _array(image)
+    if pixels_of_it is None:
         expected = (
-            "a file path, its bytes, an open file, a PIL image "
-            "or an array uint8 (H, W, 3) of RGB in 0..255"
+            "a file path, its bytes, an open file, a PIL image or an array uint8 (H, W, 3) of RGB "
+            "in 0..255, (H, W, 4) with transparency or (H, W) of grey; of a tensor the channels "
+            "come first"
         )
         if isinstance(image, Tensor):
             expected += ", or prepared=True for tensors that are the network's input"
         raise ValueError(f"image {position} is {_described(image)}; expected {expected}")
-    return Image.fromarray(np.ascontiguousarray(image))
+    return _decoded_file(Image.fromarray(pixels_of_it), f"image {position}", upright)
 
 
 def _decoded_file(file: Any, name: str, upright: bool) -> Image.Image:
-    """The image of an open file; an ImageError names it."""
+    """The image of an open file or of an array; an ImageError names it."""
     try:
         return decode(file, upright)
     except ImageError as error:
-        raise ImageError(f"{name}: cannot be read as an image ({error.__cause__!r})") from error
+        message = f"{name}: cannot be read as an image ({error.why})"
+        raise ImageError(message, error.why) from error
 
 
-def _is_rgb_array(image: Any) -> bool:
-    if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
-        return False
-    return image.ndim == 3 and image.shape[2] == 3 and image.size > 0
+def _array(image: Any) -> np.ndarray | None:
+    """Pixels (H, W) or (H, W, 3 or 4) uint8 of an array or tensor; None of what is no image."""
+    if isinstance(image, Tensor):
+        if image.ndim == 3:
+            image = image.permute(1, 2, 0)
+        image = image.detach().cpu().numpy() if image.dtype == torch.uint8 else None
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.size == 0:
+        return None
+    if image.ndim == 3 and image.shape[2] == 1:
+        image = image[..., 0]
+    if image.ndim != 2 and (image.ndim != 3 or image.shape[2] not in _CHANNELS):
+        return None
+    return np.ascontiguousarray(image)
 
 
 def _described(image: Any) -> str:

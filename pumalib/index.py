@@ -5,16 +5,21 @@ print(index.update())
 print(index.search("holiday/beach.jpg", 5))
 """
 
-import os
+import hashlib
+import json
+import time
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import faiss
 import numpy as np
 import pandas as pd
+from filelock import FileLock, Timeout
 from PIL import Image
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
@@ -26,11 +31,16 @@ from .embedder import Embedder
 from .models import backbones
 from .progress import bar
 
-INDEX_FILE = "index.faiss"
-TABLE_FILE = "files.csv"
-# Images after which the index is written, at least: an interrupted update goes on from there.  As
-# it grows it is written after a tenth of what it holds: writing stays a small part of the work.
-PART = 1000
+# Files and vectors are one file, written whole: no vector can come to stand beside another's file.
+INDEX_FILE = "index.npz"
+# Held by the one who updates.
+LOCK_FILE = "index.lock"
+# What earlier versions wrote.  A number could be given twice there, so it is not read.
+OLD_FILES = ("index.faiss", "files.csv", "ivf.faiss", "hnsw.faiss")
+# Seconds after which an update writes the index, at least; where writing takes long, ten times as
+# long as that takes, so that it stays a small part of the work.
+SECONDS = 30
+WRITING_SHARE = 10
 # The index that is built beside the exact one, by name, as faiss calls it for n vectors.
 APPROXIMATE = {"ivf": "IVF{lists},Flat", "hnsw": "HNSW16,Flat"}
 # How far they search: lists of the IVF, candidates of the graph.
@@ -45,23 +55,26 @@ COLUMNS = {"path": str, "size": "int64", "mtime": "int64"}
 def list_images(folder: Path) -> pd.DataFrame:
     """List the image files of a folder, at any depth, sorted by path.
 
-    Columns: path (relative to `folder`), size (bytes) and mtime (ns).  Images are known by their
-    extension; hidden files, and those in hidden folders, are left out.  Raises FileNotFoundError
-    without the folder.  Raises ValueError where it holds no image: a disk that is not there should
-    not be taken for a folder whose images have all gone.
+    Columns: path (relative to `folder`), size (bytes) and mtime (ns).  Which files are images, and
+    what is left out, is as of `data.folders.walk`.  Raises FileNotFoundError without the folder.
+    Raises ValueError where it holds no image: a disk that is not there should not be taken for a
+    folder whose images have all gone.
     """
+    return _listed(folder, folders.LeftOut())
+
+
+def _listed(folder: Path, left_out: folders.LeftOut) -> pd.DataFrame:
+    """`list_images`, and in `left_out` what looks like an image and is none of them."""
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}")
     rows = []
-    for file in folder.rglob("*"):
-        path = file.relative_to(folder)
-        is_hidden = any(part.startswith(".") for part in path.parts)
-        if is_hidden or file.suffix.lower() not in folders.EXTENSIONS:
-            continue
-        state = file.stat()
-        rows.append((path.as_posix(), state.st_size, state.st_mtime_ns))
+    for path, state in folders.walk(folder, left_out):
+        rows.append((path, state.st_size, state.st_mtime_ns))
     if not rows:
-        raise ValueError(f"{folder} holds no image at any depth ({', '.join(folders.EXTENSIONS)})")
+        said = "".join(f"; {line}" for line in left_out.lines())
+        raise ValueError(
+            f"{folder} holds no image at any depth ({', '.join(folders.EXTENSIONS)}){said}"
+        )
     return pd.DataFrame(rows, columns=list(COLUMNS)).sort_values("path", ignore_index=True)
 
 
@@ -82,7 +95,11 @@ class EmbeddedFiles:
 
     vectors: np.ndarray  # (n, dim), of length 1, of the files that could be read
     read: list[str]  # these files
-    unreadable: dict[str, str]  # the others, and the kind of error
+    unreadable: dict[str, str]  # the others, and in words why
+
+
+# Embeds rows of `list_images`: part by part.
+EmbedFiles = Callable[[pd.DataFrame], Iterable[EmbeddedFiles]]
 
 
 def default_store(folder: Path) -> Path:
@@ -105,7 +122,8 @@ class FolderIndex:
 
     `table` lists the images in the index: columns path, size (bytes) and mtime (ns), by a number
     that an image keeps until it changes.  What was written before is there at once; `update`
-    brings it to the present state.
+    brings it to the present state.  One update writes at a time: a second waits for the first, and
+    says so.
     """
 
     table: pd.DataFrame
@@ -113,7 +131,10 @@ class FolderIndex:
     _vectors: Any
     # What is searched: the same, or an approximate index beside it.
     _searched: Any
+    # Given to no file yet, nor to one that has gone.
     _next_number: int
+    # Whether there is more here than on the disk.
+    _is_changed: bool
 
     def __init__(
         self,
@@ -128,9 +149,6 @@ class FolderIndex:
         self.kind = kind
         self.workers = workers
         self.embedder = embedder
-        # Photographs are turned as their EXIF data says, however the model was tested.
-        turned = replace(embedder.run.data, upright=True)
-        self._upright = Embedder(embedder.model, replace(embedder.run, data=turned))
         self.folder = paths.find(folder)
         self.store = paths.resolve(store) / _model_hash(embedder)
         self._read()
@@ -142,31 +160,56 @@ class FolderIndex:
         known = self.table.reset_index().merge(now)
         return now[~now["path"].isin(known["path"])]
 
-    def update(self, embed: Callable[[pd.DataFrame], EmbeddedFiles] | None = None) -> Counts:
+    def update(self, embed: EmbedFiles | None = None) -> Counts:
         """Bring the index to the present state of the folder.
 
-        Only new and changed images are embedded; what is done is written after every 1,000 of
-        them or, where it holds more, a tenth of these.  Prints the name of each image that cannot
-        be read: it is not in the index, and is tried again by the next update.  `embed` takes rows
-        of `list_images` and stands in for `embed_files`.  Raises FileNotFoundError and ValueError
-        as of `list_images`, ValueError where no image can be read.
+        Only new and changed images are embedded.  What is done is written every half minute and
+        where it is interrupted, so that the next update goes on from there.  Prints how many files
+        are left out by `data.folders.walk`, and the name of each image that cannot be read: it is
+        not in the index, and is tried again by the next update.  `embed` takes rows of
+        `list_images` and stands in for `embed_files`.  Raises FileNotFoundError and ValueError as
+        of `list_images`, ValueError where no image can be read.
         """
-        now = list_images(self.folder)
+        with self._only_writer():
+            return self._update(embed or self.embed_files)
+
+    @contextmanager
+    def _only_writer(self) -> Iterator[None]:
+        """Hold the lock of the store, after saying for what it waits where another holds it."""
+        self.store.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.store / LOCK_FILE)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            print(f"waiting for another process that updates this index, {self.store}")
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _update(self, embed: EmbedFiles) -> Counts:
+        left_out = folders.LeftOut()
+        now = _listed(self.folder, left_out)
+        for line in left_out.lines():
+            print(f"left out: {line}")
         self._read()
         known = self.table.reset_index().merge(now)["id"]
         stale = self.table.drop(known)
-        if len(stale):
-            self._remove(stale)
-
-        missing = now[~now["path"].isin(self.table["path"])]
-        embed = embed or self.embed_files
+        missing = now[~now["path"].isin(self.table["path"].loc[known])]
         unreadable: dict[str, str] = {}
-        start = 0
-        while start < len(missing):
-            end = start + max(PART, len(self.table) // 10)
-            files = missing.iloc[start:end]
-            unreadable.update(self._add(files, embed(files)))
-            start = end
+        try:
+            if len(stale):
+                self._remove(stale)
+            if len(missing):
+                self._add_all(missing, embed, unreadable)
+        except BaseException:
+            self._write()
+            # What was half taken in is not there.
+            self._read()
+            raise
+        if self._is_changed:
+            self._write()
         for path, why in unreadable.items():
             print(f"left out: {path} cannot be read as an image ({why})")
         if self.table.empty:
@@ -181,6 +224,20 @@ class FolderIndex:
             gone=int((~stale["path"].isin(now["path"])).sum()),
             unreadable=len(unreadable),
         )
+
+    def _add_all(self, missing: pd.DataFrame, embed: EmbedFiles, unreadable: dict) -> None:
+        """Embed files and take them in, and write the index now and then."""
+        rows = missing.set_index("path")
+        pause: float = SECONDS
+        written = time.monotonic()
+        for part in embed(missing):
+            self._add(rows, part)
+            unreadable.update(part.unreadable)
+            begun = time.monotonic()
+            if begun - written >= pause:
+                self._write()
+                written = time.monotonic()
+                pause = max(SECONDS, WRITING_SHARE * (written - begun))
 
     def search(self, image: str | Path | Image.Image | np.ndarray, k: int = 7) -> pd.DataFrame:
         """Find the `k` images nearest to an image: columns path and cosine, most similar first.
@@ -302,61 +359,60 @@ class FolderIndex:
 
     # ---- embedding
 
-    def embed_files(self, files: pd.DataFrame) -> EmbeddedFiles:
-        """Embed images of the folder, rows of `list_images`, and change nothing."""
-        return self._embed(files["path"])
-
-    def _embed(self, files: Iterable[str]) -> EmbeddedFiles:
-        """Embed files of the folder, turned as their EXIF data says."""
-        names = list(files)
+    def embed_files(self, files: pd.DataFrame) -> Iterator[EmbeddedFiles]:
+        """Embed images of the folder, rows of `list_images`, a batch at a time; change nothing."""
+        names = files["path"].tolist()
         # Read a batch at a time: a folder need not fit into memory.
         given = bar([self.folder / name for name in names], desc="embedding", unit="image", delay=1)
-        embedded = self._upright.embed_readable(given, progress=False, workers=self.workers)
-        # Of vectors of length 1 the inner product is the cosine.
-        faiss.normalize_L2(embedded.vectors)
-        read = [names[place] for place in embedded.places]
-        unreadable = {names[place]: why for place, why in embedded.unreadable.items()}
-        return EmbeddedFiles(embedded.vectors, read, unreadable)
+        for part in self.embedder.embed_parts(given, workers=self.workers):
+            # Of vectors of length 1 the inner product is the cosine.
+            faiss.normalize_L2(part.vectors)
+            read = [names[place] for place in part.places]
+            unreadable = {names[place]: why for place, why in part.unreadable.items()}
+            yield EmbeddedFiles(part.vectors, read, unreadable)
 
     def _embed_query(self, image: str | Path | Image.Image | np.ndarray) -> np.ndarray:
         """Embed one image: (1, dim), of length 1."""
-        if isinstance(image, (str, Path)):
-            embedded = self._embed([os.fspath(image)])
-            if embedded.unreadable:
-                (why,) = embedded.unreadable.values()
-                raise ValueError(f"{image} cannot be read as an image ({why})")
-            return embedded.vectors
-        vector = self._upright.embed([image], progress=False)
-        faiss.normalize_L2(vector)
-        return vector
+        given = self.folder / image if isinstance(image, (str, Path)) else image
+        found = self.embedder.embed_readable([given], progress=False)
+        for why in found.unreadable.values():
+            raise ValueError(f"{image} cannot be read as an image ({why})")
+        faiss.normalize_L2(found.vectors)
+        return found.vectors
 
     def _refuse_if_empty(self) -> None:
         if self.table.empty:
-            raise ValueError(f"{self.store} holds no image yet: call update() first")
+            what = f"{self.store} holds no image of {self.folder} yet"
+            command = "python -m pumalib index, with this folder, --model and --store"
+            raise ValueError(f"{what}: make the index first ({command}; in Python update())")
 
     # ---- what is in the index, and on disk
 
-    def _add(self, files: pd.DataFrame, embedded: EmbeddedFiles) -> dict[str, str]:
-        """Take in new files and write the index; return those that cannot be read, and why."""
-        last = self._next_number + len(embedded.read)
-        numbers = pd.RangeIndex(self._next_number, last, name="id")
+    # A step may be interrupted anywhere: at every moment each file of the table has its vector, and
+    # no number is given twice.
+
+    def _add(self, files: pd.DataFrame, embedded: EmbeddedFiles) -> None:
+        """Take in new files, of which `files` has the rows by path."""
+        self._is_changed = True
+        first = self._next_number
+        self._next_number = first + len(embedded.read)
+        numbers = pd.RangeIndex(first, self._next_number, name="id")
+        added = files.loc[embedded.read].reset_index().set_index(numbers)
         self._vectors.add_with_ids(embedded.vectors, numbers.to_numpy())
-        added = files[files["path"].isin(embedded.read)].set_index(numbers)
         self.table = pd.concat([self.table, added])
-        self._next_number = last
-        self._write()
-        return embedded.unreadable
+        self._searched = self._vectors
 
     def _remove(self, files: pd.DataFrame) -> None:
-        """Take files of the table out of the index and write it."""
-        self._vectors.remove_ids(files.index.to_numpy())
+        """Take files of the table out of the index."""
+        self._is_changed = True
         self.table = self.table.drop(files.index)
-        self._write()
+        self._vectors.remove_ids(files.index.to_numpy())
+        self._searched = self._vectors
 
     def _build_approximate(self) -> None:
         """Build and write the approximate index of this kind, unless that of these images is there.
 
-        Its numbers are those of the table; a set of other numbers belongs to an earlier state.
+        It is written with a digest of the vectors and numbers that it was built from.
         """
         if self.kind == "flat" or self._searched is not self._vectors:
             return
@@ -368,51 +424,59 @@ class FolderIndex:
         vectors = self.vectors()
         built.train(vectors)
         built.add_with_ids(vectors, self.table.index.to_numpy())
-        _write_faiss(built, self._approximate_file)
+        _write_arrays(
+            self._approximate_file,
+            built_from=np.array(self._digest()),
+            index=faiss.serialize_index(built),
+        )
         self._searched = _with_breadth(built)
 
     @property
     def _approximate_file(self) -> Path:
-        return self.store / f"{self.kind}.faiss"
+        return self.store / f"{self.kind}.npz"
 
     def _find_approximate(self) -> Any:
-        """The approximate index of this kind, where that of these images is there; else None."""
-        if self.kind == "flat" or not self._approximate_file.is_file():
+        """The approximate index of this kind, where it was built from these vectors; else None."""
+        if self.kind == "flat":
             return None
-        found: Any = faiss.read_index(str(self._approximate_file))
-        numbers = faiss.vector_to_array(found.id_map)
-        if np.array_equal(np.sort(numbers), np.sort(self.table.index.to_numpy())):
-            return _with_breadth(found)
-        return None
+        arrays = _read_arrays(self._approximate_file)
+        if arrays is None or str(arrays.get("built_from")) != self._digest():
+            return None
+        return _with_breadth(faiss.deserialize_index(arrays["index"]))
+
+    def _digest(self) -> str:
+        """A digest of the vectors and their numbers."""
+        digest = hashlib.sha256(self.table.index.to_numpy(np.int64).tobytes())
+        digest.update(self.vectors().tobytes())
+        return digest.hexdigest()
 
     def _write(self) -> None:
-        """Write vectors and table, each whole.
-
-        Should the machine stop between the two, `_read` drops what is in only one of them.
-        """
-        self._searched = self._vectors
-        _write_faiss(self._vectors, self.store / INDEX_FILE)
-        with paths.written_whole(self.store / TABLE_FILE) as temporary:
-            self.table.to_csv(temporary)
+        """Write files and vectors, as one file."""
+        table = self.table
+        files = json.dumps({"number": table.index.tolist(), **table.to_dict("list")})
+        _write_arrays(
+            self.store / INDEX_FILE,
+            vectors=self.vectors(),
+            files=np.frombuffer(files.encode(), np.uint8),
+            next_number=np.array(self._next_number),
+        )
+        self._is_changed = False
+        for name in OLD_FILES:
+            (self.store / name).unlink(missing_ok=True)
 
     def _read(self) -> None:
-        """Take what stands in both files of the store, or nothing where they were never written."""
-        if not (self.store / TABLE_FILE).is_file():
-            self._vectors = faiss.IndexIDMap2(faiss.IndexFlatIP(self.embedder.model.dim))
-            self._searched = self._vectors
-            self.table = pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS).rename_axis("id")
-            self._next_number = 0
-            return
-        vectors: Any = faiss.read_index(str(self.store / INDEX_FILE))
-        table = pd.read_csv(
-            self.store / TABLE_FILE, index_col="id", dtype={"id": "int64", **COLUMNS}
-        )
-        numbers = faiss.vector_to_array(vectors.id_map)
-        # A number that stood in either of them is not given again.
-        self._next_number = 1 + max([-1, *numbers.tolist(), *table.index.tolist()])
-        vectors.remove_ids(np.setdiff1d(numbers, table.index))
-        self._vectors = vectors
-        self.table = table[table.index.isin(numbers)]
+        """Take what stands in the store; nothing where it was never written or is damaged."""
+        arrays = _read_arrays(self.store / INDEX_FILE) or {}
+        files = json.loads(bytes(arrays["files"])) if arrays else {"number": [], "path": []}
+        numbers = pd.Index(files.pop("number"), dtype="int64", name="id")
+        self.table = pd.DataFrame(files, columns=list(COLUMNS)).astype(COLUMNS).set_index(numbers)
+        dim = self.embedder.model.dim
+        self._vectors = faiss.IndexIDMap2(faiss.IndexFlatIP(dim))
+        if arrays:
+            self._vectors.add_with_ids(arrays["vectors"], numbers.to_numpy())
+        self._next_number = int(arrays.get("next_number", 0))
+        self._is_changed = False
+        self._searched = self._vectors
         self._searched = self._find_approximate() or self._vectors
 
 
@@ -432,12 +496,29 @@ def _nearest(vectors: np.ndarray, k: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _write_faiss(index: Any, file: Path) -> None:
+def _write_arrays(file: Path, **arrays: np.ndarray) -> None:
+    # By Python's file: given a path, faiss does not notice that the last bytes of an index did not
+    # fit on the disk.
     with paths.written_whole(file) as temporary, temporary.open("wb") as opened:
-        # By Python's file: given a path, faiss does not notice that the last bytes of an index did
-        # not fit on the disk.
-        writer = faiss.PyCallbackIOWriter(opened.write)  # type: ignore[attr-defined]
-        faiss.write_index(index, writer)
+        np.savez(opened, **arrays)  # type: ignore[arg-type]
+
+
+def _read_arrays(file: Path) -> dict[str, np.ndarray] | None:
+    """The arrays of a file; None where there is none, or it is damaged, of which it warns.
+
+    numpy writes a checksum of each array, and refuses one that does not fit.
+    """
+    try:
+        with np.load(file) as opened:
+            return dict(opened)
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        raise
+    # A damaged archive raises nearly anything.
+    except Exception as error:
+        warnings.warn(f"{file} is damaged ({error}) and made anew", stacklevel=2)
+        return None
 
 
 def _with_breadth(index: Any) -> Any:

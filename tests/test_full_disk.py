@@ -197,7 +197,7 @@ WRITERS = {
     "digests": (digests, "pens.json", 0),
     "copies": (copies, ".png.jpg", 0),
     # All but the last bytes fit: by itself faiss takes that for written.
-    "index": (searched, "index.faiss", PAGE),
+    "index": (searched, "index.npz", PAGE),
     "a line": (line, "kept-1.jsonl", 0),
     "derived": (derived, ".csv", 0),
 }

@@ -1,9 +1,16 @@
 """A folder's index follows the folder, finds what is like an image, and survives being stopped."""
 
+import contextlib
 import dataclasses
+import hashlib
 import importlib
+import io
 import os
 import shutil
+import tempfile
+import threading
+import time
+import warnings
 from pathlib import Path
 
 import faiss
@@ -11,6 +18,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from pumalib import config, index, models, paths
@@ -109,8 +118,8 @@ class TestUpdate:
         picture(8).save(folder / "d" / "five.png")
         capsys.readouterr()
         assert found.update() == Counts(unchanged=2, new=1, changed=1, gone=1, unreadable=1)
-        said = "left out: broken.jpg cannot be read as an image (UnidentifiedImageError)\n"
-        assert capsys.readouterr().out == said
+        said = "left out: broken.jpg cannot be read as an image (it has none of the formats JPEG, "
+        assert capsys.readouterr().out.startswith(said)
         assert sorted(embedded) == ["broken.jpg", "five.png", "one.png"]
         assert_right(found)
         unchanged = before[before["path"].isin(["a/two.png", "b/c/three.png"])]
@@ -181,88 +190,261 @@ class TestRefused:
         found = FolderIndex(embedder, folder, store)
         assert found.vectors().shape == (0, 16)
         for ask in (lambda: found.search("four.png"), found.near_duplicates):
-            with pytest.raises(ValueError, match=r"holds no image yet: call update\(\) first"):
+            with pytest.raises(
+                ValueError, match=r"holds no image of .*pictures yet: make the index"
+            ):
                 ask()
 
     def test_a_query_that_is_no_image(self, embedder, folder, store):
         (folder / "broken.jpg").write_bytes(b"no image")
         found = FolderIndex(embedder, folder, store)
         found.update()
-        for file, why in (("broken.jpg", "UnidentifiedImageError"), ("x.png", "FileNotFoundError")):
-            message = rf"{file} cannot be read as an image \({why}\)"
+        reasons = {
+            "broken.jpg": "it has none of the formats JPEG",
+            "x.png": "there is no such file",
+        }
+        for file, why in reasons.items():
+            message = rf"{file} cannot be read as an image \({why}"
             with pytest.raises(ValueError, match=message):
                 found.search(file)
+
+
+def stopped_after(found, count):
+    """An `embed` that is interrupted after `count` images, which it gives one by one."""
+
+    def embed(files):
+        for number in range(len(files)):
+            if number == count:
+                raise KeyboardInterrupt
+            yield from found.embed_files(files.iloc[[number]])
+
+    return embed
 
 
 class TestStopped:
     """An update that did not come to its end."""
 
-    @pytest.fixture
-    def parts(self, monkeypatch):
-        monkeypatch.setattr(index, "PART", 3)
+    def test_what_was_embedded_is_kept(self, embedder, folder, store, embedded):
+        """Far below half a minute, and below a batch."""
+        found = FolderIndex(embedder, folder, store)
+        with pytest.raises(KeyboardInterrupt):
+            found.update(stopped_after(found, 3))
+        assert len(FolderIndex(embedder, folder, store).table) == 3
+        embedded.clear()
+        assert found.update() == Counts(unchanged=3, new=1, changed=0, gone=0, unreadable=0)
+        assert len(embedded) == 1
+        assert_right(found)
 
-    def stop(self, monkeypatch, file, write):
-        """Stop at writing `file` for the `write`-th time; the undoing of it."""
-        written_whole = paths.written_whole
+    def test_it_is_written_by_time_against_a_kill(self, embedder, folder, store, monkeypatch):
+        monkeypatch.setattr(index, "SECONDS", 0)
+        monkeypatch.setattr(index, "WRITING_SHARE", 0)
+        found = FolderIndex(embedder, folder, store)
         seen = []
 
-        def stopping(path):
-            if path.name == file:
-                seen.append(path)
-                if len(seen) == write:
-                    raise KeyboardInterrupt
+        def embed(files):
+            for number in range(len(files)):
+                seen.append(len(FolderIndex(embedder, folder, store).table))
+                yield from found.embed_files(files.iloc[[number]])
+
+        found.update(embed)
+        assert seen == [0, 1, 2, 3]
+
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_while_it_is_written(self, embedder, folder, store, monkeypatch, is_first):
+        """The file before stays, and the same update is made again."""
+        if not is_first:
+            FolderIndex(embedder, folder, store).update()
+            (folder / "four.png").unlink()
+            picture(7).save(folder / "a" / "one.png")
+            picture(8).save(folder / "five.png")
+        found = FolderIndex(embedder, folder, store)
+        written_whole = paths.written_whole
+
+        def stop(path):
+            if path.name == index.INDEX_FILE:
+                raise KeyboardInterrupt
             return written_whole(path)
 
-        monkeypatch.setattr(paths, "written_whole", stopping)
-        return lambda: monkeypatch.setattr(paths, "written_whole", written_whole)
-
-    @pytest.mark.parametrize("write", [1, 2])
-    @pytest.mark.parametrize("file", [index.INDEX_FILE, index.TABLE_FILE])
-    def test_a_first_update(
-        self, embedder, folder, store, monkeypatch, embedded, parts, file, write
-    ):
-        go_on = self.stop(monkeypatch, file, write)
-        with pytest.raises(KeyboardInterrupt):
-            FolderIndex(embedder, folder, store).update()
-        go_on()
-
-        written = 3 * (write - 1)
-        embedded.clear()
-        found = FolderIndex(embedder, folder, store)
-        assert len(found.table) == written
-        counts = found.update()
-        assert (counts.unchanged, counts.new) == (written, 4 - written)
-        assert len(embedded) == 4 - written, "what was written is not embedded again"
-        assert_right(found)
-
-    @pytest.mark.parametrize("write", [1, 2])
-    @pytest.mark.parametrize("file", [index.INDEX_FILE, index.TABLE_FILE])
-    def test_a_later_update(self, embedder, folder, store, monkeypatch, file, write):
-        """First what is stale is taken out and written, then what is new is added."""
-        FolderIndex(embedder, folder, store).update()
-        (folder / "four.png").unlink()
-        picture(7).save(folder / "a" / "one.png")
-        picture(8).save(folder / "five.png")
-        go_on = self.stop(monkeypatch, file, write)
-        with pytest.raises(KeyboardInterrupt):
-            FolderIndex(embedder, folder, store).update()
-        go_on()
-
-        found = FolderIndex(embedder, folder, store)
-        found.update()
-        expected = {"a/one.png", "a/two.png", "b/c/three.png", "five.png"}
-        assert set(found.table["path"]) == expected
-        assert_right(found)
-        assert found.update() == Counts(unchanged=4, new=0, changed=0, gone=0, unreadable=0)
-
-    def test_the_same_object_goes_on(self, embedder, folder, store, monkeypatch, parts):
-        found = FolderIndex(embedder, folder, store)
-        go_on = self.stop(monkeypatch, index.TABLE_FILE, 2)
-        with pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(paths, "written_whole", stop)
             found.update()
-        go_on()
-        assert found.update() == Counts(unchanged=3, new=1, changed=0, gone=0, unreadable=0)
-        assert_right(found)
+        again = FolderIndex(embedder, folder, store)
+        assert len(again.table) == (0 if is_first else 4)
+        again.update()
+        assert set(again.table["path"]) == {
+            path.name and str(path.relative_to(folder)) for path in folder.rglob("*.png")
+        }
+        assert_right(again)
+
+
+class TestNeverAnothersVector:
+    @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
+    @pytest.mark.parametrize("by", ["the same", "flat"])
+    def test_the_number_of_the_last_image_is_not_given_again(
+        self, embedder, folder, store, kind, by
+    ):
+        """An index of another kind may be updated by a flat one in between."""
+        found = FolderIndex(embedder, folder, store, kind=kind)
+        found.update()
+        last = found.table.index.max()
+        gone = found.table["path"][last]
+        (folder / gone).unlink()
+        between = FolderIndex(embedder, folder, store, kind=kind if by == "the same" else by)
+        between.update()
+        picture(20).save(folder / "new.png")
+        again = FolderIndex(embedder, folder, store, kind=kind)
+        again.update()
+        assert again.table.index.max() == last + 1
+        answer = FolderIndex(embedder, folder, store, kind=kind).search(picture(20), 1)
+        assert answer["path"].tolist() == ["new.png"]
+        assert answer["cosine"].tolist() == pytest.approx([1])
+        assert_right(again)
+
+    def test_an_approximate_index_of_other_vectors_is_not_searched(self, embedder, folder, store):
+        """Though it has the same numbers."""
+        found = FolderIndex(embedder, folder, store, kind="ivf")
+        found.update()
+        other = FolderIndex(embedder, folder, store.parent / "other", kind="ivf")
+        for path in PICTURES:
+            picture(50 + len(path)).save(folder / path)
+        other.update()
+        shutil.copy(found.store / "ivf.npz", other.store / "ivf.npz")
+        mixed = FolderIndex(embedder, folder, store.parent / "other", kind="ivf")
+        assert mixed.table.index.equals(found.table.index)
+        assert mixed._searched is mixed._vectors
+        mixed.update()
+        assert mixed._searched is not mixed._vectors
+
+    @pytest.mark.parametrize("file", [index.INDEX_FILE, "ivf.npz"])
+    @pytest.mark.parametrize("damage", ["cut", "emptied", "flipped", "another"])
+    def test_a_damaged_file_is_made_anew(self, embedder, folder, store, file, damage):
+        found = FolderIndex(embedder, folder, store, kind="ivf")
+        found.update()
+        whole = (found.store / file).read_bytes()
+        middle = len(whole) // 2
+        contents = {
+            "cut": whole[:middle],
+            "emptied": b"",
+            "flipped": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+            "another": b"no archive",
+        }
+        (found.store / file).write_bytes(contents[damage])
+        with pytest.warns(UserWarning, match=rf"{file} is damaged .* made anew"):
+            again = FolderIndex(embedder, folder, store, kind="ivf")
+        with warnings.catch_warnings(action="ignore"):
+            again.update()
+        assert_right(FolderIndex(embedder, folder, store, kind="ivf"))
+
+    def test_an_index_of_earlier_versions_is_made_anew(self, embedder, folder, store):
+        found = FolderIndex(embedder, folder, store)
+        found.store.mkdir(parents=True)
+        for name in index.OLD_FILES:
+            (found.store / name).write_bytes(b"as it was")
+        assert found.update().new == 4
+        assert {file.name for file in found.store.iterdir()} <= {index.INDEX_FILE, index.LOCK_FILE}
+
+    @settings(max_examples=25, deadline=None)
+    @given(
+        kind=st.sampled_from(["flat", "ivf", "hnsw"]),
+        steps=st.lists(
+            st.one_of(
+                st.tuples(st.just("write"), st.integers(0, 5), st.integers(0, 9)),
+                st.tuples(st.just("remove"), st.integers(0, 5)),
+                st.tuples(st.just("update"), st.integers(0, 7)),
+                st.tuples(st.just("reopen")),
+            ),
+            max_size=20,
+        ),
+    )
+    def test_any_history_ends_as_an_index_built_anew(self, embedder, kind, steps):
+        """Files are written, changed and removed; updates are interrupted after some images."""
+        with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
+            folder = Path(place) / "pictures"
+            store = Path(place) / "store"
+            folder.mkdir()
+            (folder / "always.png").write_bytes(b"99")
+            found = FolderIndex(embedder, folder, store, kind=kind)
+            owners = {}
+            for time, step in enumerate(steps):
+                match step:
+                    case ("write", name, content):
+                        (folder / f"{name}.png").write_bytes(b"%02d" % content)
+                        os.utime(folder / f"{name}.png", ns=(time, time))
+                    case ("remove", name):
+                        (folder / f"{name}.png").unlink(missing_ok=True)
+                    case ("update", count):
+                        with contextlib.suppress(KeyboardInterrupt):
+                            found.update(fake(folder, count))
+                    case ("reopen",):
+                        found = FolderIndex(embedder, folder, store, kind=kind)
+                for number, row in found.table.iterrows():
+                    assert owners.setdefault(number, tuple(row)) == tuple(row)
+            found.update(fake(folder))
+            for one in (found, FolderIndex(embedder, folder, store, kind=kind)):
+                assert sorted(one.table["path"]) == sorted(file.name for file in folder.iterdir())
+                for path, vector in zip(one.table["path"], one.vectors()):
+                    expected = fake_vector((folder / path).read_bytes())
+                    np.testing.assert_array_equal(vector, expected)
+                numbers = faiss.vector_to_array(one._searched.id_map)
+                assert sorted(numbers) == sorted(one.table.index)
+
+    def test_two_updates_of_a_changing_folder(self, embedder, folder, store, capsys):
+        """One writes at a time; what both leave is right."""
+        ends = threading.Event()
+        failures = []
+
+        def keep_updating():
+            while not ends.is_set():
+                try:
+                    FolderIndex(embedder, folder, store).update(fake(folder, seconds=0.002))
+                # What a thread raises is lost unless it is told.
+                except Exception as error:
+                    failures.append(error)
+
+        threads = [threading.Thread(target=keep_updating) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for number in range(30):
+            file = folder / f"{number % 7}.png"
+            file.unlink(missing_ok=True)
+            file.with_suffix(".new").write_bytes(b"%02d" % number)
+            file.with_suffix(".new").rename(file)
+            time.sleep(0.01)
+        ends.set()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        assert "waiting for another process that updates this index" in capsys.readouterr().out
+        found = FolderIndex(embedder, folder, store)
+        found.update(fake(folder))
+        for path, vector in zip(found.table["path"], found.vectors()):
+            np.testing.assert_array_equal(vector, fake_vector((folder / path).read_bytes()))
+
+
+def fake_vector(content):
+    """A vector of length 1 of a file's content."""
+    seed = int.from_bytes(hashlib.sha256(content).digest()[:8])
+    vector = np.random.default_rng(seed).normal(size=RUN.dim).astype(np.float32)
+    return vector / np.linalg.norm(vector)
+
+
+def fake(folder, count=None, seconds=0):
+    """An `embed` by `fake_vector`, which is interrupted after `count` files."""
+
+    def embed(files):
+        for number, path in enumerate(files["path"]):
+            if number == count:
+                raise KeyboardInterrupt
+            time.sleep(seconds)
+            try:
+                content = (folder / path).read_bytes()
+            except FileNotFoundError:
+                none = np.zeros((0, RUN.dim), np.float32)
+                yield index.EmbeddedFiles(none, [], {path: "gone"})
+                continue
+            yield index.EmbeddedFiles(fake_vector(content)[None], [path], {})
+
+    return embed
 
 
 class TestStore:
@@ -307,7 +489,7 @@ class TestStore:
         found = FolderIndex(embedder, moved, store)
         assert found.update() == Counts(unchanged=4, new=0, changed=0, gone=0, unreadable=0)
         assert not embedded
-        assert str(folder) not in (found.store / index.TABLE_FILE).read_text()
+        assert os.fsencode(folder) not in (found.store / index.INDEX_FILE).read_bytes()
         assert_right(found)
 
     def test_it_is_at_hand_without_an_update(self, embedder, folder, store):
@@ -321,7 +503,7 @@ class TestStore:
         found = FolderIndex(embedder, folder, store)
         found.update()
         assert sorted(folder.rglob("*")) == before
-        assert sorted(file.name for file in found.store.iterdir()) == ["files.csv", "index.faiss"]
+        assert {file.name for file in found.store.iterdir()} <= {index.INDEX_FILE, index.LOCK_FILE}
 
 
 class TestSearch:
@@ -479,7 +661,7 @@ class TestApproximate:
         exact.update()
         found = FolderIndex(embedder, folder, store, kind=kind)
         assert found.update().unchanged == 34
-        assert (found.store / f"{kind}.faiss").is_file()
+        assert (found.store / f"{kind}.npz").is_file()
         again = FolderIndex(embedder, folder, store, kind=kind)
         assert again._searched is not again._vectors
         for query in ("four.png", "more3.png"):

@@ -75,21 +75,19 @@ def test_embed_and_evaluate_where_the_shell_stands(home, capsys):
 
 
 def test_embed_goes_on_where_it_was_stopped(home, capsys, monkeypatch):
-    monkeypatch.setattr(index, "PART", 4)
-    written = index.FolderIndex._write
-    count = []
+    embed_parts = pumalib.embedder.Embedder.embed_parts
 
-    def stop(self):
-        written(self)
-        count.append(1)
-        if len(count) == 2:
-            raise KeyboardInterrupt
+    def stopped(self, images, batch_size=64, workers=0):
+        for number, part in enumerate(embed_parts(self, images, batch_size=4, workers=workers)):
+            if number == 2:
+                raise KeyboardInterrupt
+            yield part
 
-    monkeypatch.setattr(index.FolderIndex, "_write", stop)
     ask = ("embed", "photos", "-o", "vectors.npz", "--model", "mini", "--store", "kept")
-    assert call(capsys, *ask)[0] == 130
+    with monkeypatch.context() as patch:
+        patch.setattr(pumalib.embedder.Embedder, "embed_parts", stopped)
+        assert call(capsys, *ask)[0] == 130
     assert not (home / "vectors.npz").exists()
-    monkeypatch.setattr(index.FolderIndex, "_write", written)
     status, out, _ = call(capsys, *ask)
     assert status == 0
     assert "8 unchanged, 8 new" in out
@@ -125,7 +123,7 @@ def test_commands_refuse_in_words(home, capsys):
         (("embed", "nothing", "-o", "x.npz", "--model", "mini"), f"no folder {home / 'nothing'}"),
         (("index", "photos", "--model", "models/none"), "no folder models/none, here or in the"),
         (("index", "photos", "--model", "vit_smal"), "unknown backbone 'vit_smal'"),
-        (("search", "photos", "x.png", "--model", "mini"), "holds no image yet"),
+        (("search", "photos", "x.png", "--model", "mini"), "holds no image of"),
         (("evaluate", "none.npz"), "none.npz"),
     ):
         status, _, err = call(capsys, *arguments)

@@ -4,9 +4,9 @@ Order and augmentation are pure functions of (seed, epoch, place), whatever the 
 first batch.
 """
 
+import multiprocessing
 import os
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +29,9 @@ _AUGMENT = 2
 _SHOTS = 3
 # Images that a worker process decodes at a time, so that all of them share a batch.
 _CHUNK = 64
+_REMEDY = (
+    "replace it, or set drop_unreadable = True; `python -m pumalib data verify` lists all such"
+)
 # Decoded images of so many pixels or fewer stay in memory, so many of them (1 GB in all).
 _SMALL_PIXELS = 128 * 128
 _SMALL_COUNT = 20_000
@@ -145,7 +148,7 @@ def batches(plan: Plan) -> Iterator[tuple[Tensor, np.ndarray]]:
             for start in range(0, len(batch), _CHUNK):
                 chunk = next(chunks)
                 if isinstance(chunk, str):
-                    raise ImageError(chunk)
+                    raise ImageError(f"{chunk}; {_REMEDY}")
                 batch[start : start + _CHUNK] = torch.from_numpy(chunk)
             images = batch.to(plan.device, non_blocking=pin)
             yield normalise(images, plan.view), np.asarray(mine)
@@ -159,7 +162,7 @@ def _decoded_chunks(plan: Plan) -> Iterator[Iterator[np.ndarray | str]]:
         batch_size=None,
         collate_fn=partial(_decode_chunk, plan.benchmark.pixels, _places(plan), plan.view),
         num_workers=plan.workers,
-        worker_init_fn=partial(_end_with_parent, os.getpid()),
+        worker_init_fn=_end_with_parent,
         # Else it would draw from the training's.
         generator=torch.Generator(),
     )
@@ -239,15 +242,18 @@ def _time_of_change(path: str) -> int:
         return 0
 
 
-def _end_with_parent(parent: int, worker: int) -> None:
-    """End this process soon after its parent, however that ended and whatever this waits for.
+def _end_with_parent(worker: int) -> None:
+    """End this process soon after the one that trains, however that ended and whatever this awaits.
 
-    The parent says who it is: where it has ended already, another process has adopted this one.
+    multiprocessing tells who that is: with a fork server it is not the process that forked this
+    one.  Where it has ended already, this one ends at once.
     """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

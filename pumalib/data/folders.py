@@ -14,6 +14,7 @@ classes.
 
 import hashlib
 import os
+import stat
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,33 @@ EXTENSIONS = (
     ".jp2",
     ".avif",
 )
+# What else cameras and programs write as images: it is not read, and said.
+OTHER_EXTENSIONS = (
+    ".heic",
+    ".heif",
+    ".jpe",
+    ".jxl",
+    ".j2k",
+    ".tga",
+    ".psd",
+    ".svg",
+    ".ico",
+    ".exr",
+    ".dng",
+    ".cr2",
+    ".cr3",
+    ".nef",
+    ".arw",
+    ".orf",
+    ".raf",
+    ".rw2",
+)
 SPLIT_FILE = "split.csv"
+# What folders of splits are called, which are no datasets.
+_SPLIT_NAMES = frozenset(
+    {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "query"}
+    | {"gallery"}
+)
 # The splits of whole classes.
 OF_CLASSES = ("train", "val", "test")
 
@@ -51,13 +78,15 @@ def load(
     """Read the datasets under `root` (None: all), images sorted by class and name.
 
     `split` is a file like `root/split.csv`, in its place, of those images alone that are to be
-    used.  Images in subfolders of a class, and pipes called like images, are left out with a
-    warning.  Raises ValueError, which names what is empty or bad.
+    used.  Images in subfolders of a class, and what `look` leaves out, are so with a warning.
+    Raises ValueError, which names what is empty or bad.
     """
     root = Path(root).expanduser()
     places = _dataset_places(root)
     found = list(places)
     check_known("dataset", datasets or [], found)
+    if datasets is None:
+        _refuse_splits(root, found)
     chosen = found if datasets is None else datasets
     images = _listed(root, {name: places[name] for name in chosen})
 
@@ -91,46 +120,159 @@ def state(root: Path, datasets: Sequence[str] | None, split: Path | None) -> str
     for folder in _class_folders(root, datasets):
         seen.append(folder.path)
         for entry in _visible(Path(folder.path)):
-            seen.append(_noted(entry.name, _stat(entry)))
+            # Of a link that leads nowhere, what is known of the link.
+            known = _state(entry) or entry.stat(follow_symlinks=False)
+            seen.append(_noted(entry.name, known))
     return hashlib.sha256(os.fsencode("\n".join(seen))).hexdigest()
 
 
 READER = Reader(load, needs_root=True, upright=True, options=("split",), state=state)
 
 
-def _noted(name: str, stat: os.stat_result) -> str:
-    return f"{name} {stat.st_size} {stat.st_mtime_ns}"
+def _noted(name: str, state: os.stat_result) -> str:
+    return f"{name} {state.st_size} {state.st_mtime_ns}"
 
 
-def _stat(entry: os.DirEntry[str]) -> os.stat_result:
-    """What is known of a file, or of the link where it leads nowhere."""
+# ---- one look at a folder: for training, embedding and indexing
+
+
+@dataclass
+class LeftOut:
+    """Paths below a folder that look like images and are not used, of each kind."""
+
+    nested: list[str] = field(default_factory=list)
+    special: list[str] = field(default_factory=list)
+    dangling: list[str] = field(default_factory=list)
+    not_utf8: list[str] = field(default_factory=list)
+    other_format: list[str] = field(default_factory=list)
+    looping: list[str] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """A sentence for each kind of which there are any, with their number and an example."""
+        kinds = {
+            "images lie in subfolders of classes and are left out": self.nested,
+            "pipes, sockets or devices are called like images and are left out": self.special,
+            "links lead nowhere and are left out": self.dangling,
+            "names are not UTF-8 and are left out": self.not_utf8,
+            "images of formats that are not read are left out": self.other_format,
+            "links lead back to a folder around them and are not followed": self.looping,
+            "folders may not be read and are left out": self.closed,
+        }
+        remedies = {
+            "nested": "; move them to <root>/<dataset>/<class>/",
+            "not_utf8": "; rename them",
+            "other_format": f"; save them as one of {', '.join(EXTENSIONS)}",
+        }
+        lines = []
+        for (what, paths), name in zip(kinds.items(), vars(self)):
+            if paths:
+                # A name that is not UTF-8 cannot be printed as it is.
+                example = os.fsencode(min(paths)).decode(errors="backslashreplace")
+                remedy = remedies.get(name, "")
+                lines.append(f"{len(paths):,} {what}, for instance {example}{remedy}")
+        return lines
+
+    def warn(self, root: Path) -> None:
+        """Warn of each kind of which there are any below `root`."""
+        for line in self.lines():
+            warnings.warn(f"{root}: {line}", stacklevel=4)
+
+
+@dataclass(frozen=True)
+class Level:
+    """What one folder holds, without what lies in its folders."""
+
+    images: dict[str, os.stat_result]  # by name
+    folders: list[str]  # their names; a link to a folder is one
+
+
+def look(folder: Path, place: str, left_out: LeftOut) -> Level:
+    """The images and folders in a folder, which `left_out` calls `place` (ending in "/", or "").
+
+    Hidden files and macOS' `._*` are passed over.  Pipes, links that lead nowhere and names that
+    are not UTF-8 are put into `left_out`, as are files of other formats and a folder that may not
+    be read.
+    """
+    images = {}
+    folders = []
+    try:
+        entries = _visible(folder)
+    except PermissionError:
+        left_out.closed.append(place)
+        return Level({}, [])
+    for entry in entries:
+        path = f"{place}{entry.name}"
+        state = _state(entry)
+        is_folder = state is not None and stat.S_ISDIR(state.st_mode)
+        is_image = _is_image_name(entry.name)
+        if entry.name.lower().endswith(OTHER_EXTENSIONS) and not is_folder:
+            left_out.other_format.append(path)
+        elif not is_image and not is_folder:
+            continue
+        elif not _is_utf8(entry.name):
+            left_out.not_utf8.append(path)
+        elif state is None:
+            left_out.dangling.append(path)
+        elif is_folder:
+            folders.append(entry.name)
+        elif stat.S_ISREG(state.st_mode):
+            images[entry.name] = state
+        else:
+            left_out.special.append(path)
+    return Level(images, folders)
+
+
+def walk(folder: Path, left_out: LeftOut) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the images below a folder, at any depth: path relative to it, and its state.
+
+    Links to folders are followed, but for one that leads to a folder around it.
+    """
+    yield from _walk(folder, "", (), left_out)
+
+
+def _walk(
+    folder: Path, place: str, around: tuple[tuple[int, int], ...], left_out: LeftOut
+) -> Iterator[tuple[str, os.stat_result]]:
+    state = folder.stat()
+    identity = (state.st_dev, state.st_ino)
+    if identity in around:
+        left_out.looping.append(place.rstrip("/"))
+        return
+    level = look(folder, place, left_out)
+    for name, image in level.images.items():
+        yield f"{place}{name}", image
+    for name in level.folders:
+        yield from _walk(folder / name, f"{place}{name}/", (*around, identity), left_out)
+
+
+def _state(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """What is known of a file, or of that to which a link leads; None where it leads nowhere."""
     try:
         return entry.stat()
     except OSError:
-        return entry.stat(follow_symlinks=False)
+        return None
+
+
+def _is_utf8(name: str) -> bool:
+    return name.encode("utf-8", "ignore").decode() == name
 
 
 # ---- names of folders and files
 
 
-@dataclass
-class _LeftOut:
-    """Paths below the root that look like images and are not used."""
-
-    nested: list[str] = field(default_factory=list)  # in a subfolder of a class
-    special: list[str] = field(default_factory=list)  # pipes, sockets and devices
-
-    def warn(self, root: Path) -> None:
-        if self.nested:
-            what = (
-                f"{root}: {len(self.nested)} images lie in subfolders of classes and are left out"
-            )
-            remedy = "move them to <root>/<dataset>/<class>/"
-            warnings.warn(f"{what}, for instance {min(self.nested)}; {remedy}", stacklevel=4)
-        if self.special:
-            what = f"{root}: {len(self.special)} pipes, sockets or devices are called like images"
-            text = f"{what} and are left out, for instance {min(self.special)}"
-            warnings.warn(text, stacklevel=4)
+def _refuse_splits(root: Path, found: Sequence[str]) -> None:
+    """Raise ValueError where all folders are called like splits: they are no datasets."""
+    if len(found) < 2 or not _SPLIT_NAMES.issuperset(name.lower() for name in found):
+        return
+    names = " and ".join(found)
+    what = f"{root}: {names} are names of splits, and would be taken for datasets"
+    why = "a class is either trained on or tested here"
+    remedy = (
+        f"put all classes into one folder, <root>/<class>/, and say in <root>/{SPLIT_FILE} "
+        "(dataset,class_name,split) which is which"
+    )
+    raise ValueError(f"{what}; {why}: {remedy}; or, if they are datasets, name them in `datasets`")
 
 
 def _dataset_places(root: Path) -> dict[str, str]:
@@ -145,7 +287,7 @@ def _is_one_dataset(root: Path) -> bool:
     found = False
     for folder in _visible(root):
         for entry in _visible(Path(folder.path)):
-            if entry.is_dir():
+            if _is_folder(entry):
                 return False
             found = found or _is_image_name(entry.name)
     return found
@@ -165,7 +307,7 @@ def _class_folders(root: Path, datasets: Sequence[str] | None) -> list[os.DirEnt
 
 def _listed(root: Path, places: Mapping[str, str]) -> pd.DataFrame:
     """A row per image of these datasets, whose `places` are known: path, class_name and dataset."""
-    left_out = _LeftOut()
+    left_out = LeftOut()
     rows = []
     for dataset, place in places.items():
         for name in _folder_names(root / place, "class folder"):
@@ -177,33 +319,24 @@ def _listed(root: Path, places: Mapping[str, str]) -> pd.DataFrame:
 
 def _folder_names(folder: Path, what: str) -> list[str]:
     """The sorted names of the folders in a folder, which are to be a `what` each."""
-    names = [entry.name for entry in _visible(folder) if entry.is_dir()]
+    names = [entry.name for entry in _visible(folder) if _is_folder(entry)]
     return _checked_names(folder, names, what)
 
 
-def _image_names(root: Path, place: str, left_out: _LeftOut) -> list[str]:
+def _image_names(root: Path, place: str, left_out: LeftOut) -> list[str]:
     """The sorted names of the images in the folder `place` of a class."""
-    names = []
-    for entry in _visible(root / place):
-        if entry.is_dir():
-            left_out.nested.extend(_images_below(root, f"{place}/{entry.name}"))
-        elif not _is_image_name(entry.name):
-            continue
-        # A link that leads nowhere counts as an image: that it cannot be read is said later.
-        elif entry.is_file() or not Path(entry.path).exists():
-            names.append(entry.name)
-        else:
-            left_out.special.append(f"{place}/{entry.name}")
-    return _checked_names(root / place, names, "image")
+    level = look(root / place, f"{place}/", left_out)
+    for name in level.folders:
+        inside = f"{place}/{name}"
+        # Of what lies deeper it is enough to say that it does.
+        nested = walk(root / inside, LeftOut())
+        left_out.nested.extend(f"{inside}/{path}" for path, _ in nested)
+    return _checked_names(root / place, list(level.images), "image")
 
 
-def _images_below(root: Path, place: str) -> Iterator[str]:
-    """The paths of images in a folder, at any depth."""
-    for folder, inner, names in os.walk(root / place):
-        inner[:] = [name for name in inner if not name.startswith(".")]
-        for name in names:
-            if not name.startswith(".") and _is_image_name(name):
-                yield Path(folder, name).relative_to(root).as_posix()
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    state = _state(entry)
+    return state is not None and stat.S_ISDIR(state.st_mode)
 
 
 def _is_image_name(name: str) -> bool:
@@ -222,7 +355,7 @@ def _checked_names(folder: Path, names: list[str], what: str) -> list[str]:
     """These names in order; ValueError where there is none, or one is not UTF-8."""
     names = sorted(names)
     for name in names:
-        if name.encode("utf-8", "ignore").decode() != name:
+        if not _is_utf8(name):
             raise ValueError(f"{folder}: the name {os.fsencode(name)!r} is not UTF-8; rename it")
     if not names:
         layout = "<root>/<dataset>/<class>/<image> or, of one dataset, <root>/<class>/<image>"

@@ -1,5 +1,6 @@
 """One image: from a file of any kind to RGB, and what a network is shown of it."""
 
+import stat
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import IO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -20,41 +21,70 @@ from .table import Benchmark, check, in_threads
 _BICUBIC = v2.InterpolationMode.BICUBIC
 
 
+# What Pillow may open: the formats of `folders.EXTENSIONS`, whatever a file is called.  Others
+# start programs: of PostScript, Ghostscript.
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
+# Grey images have one of these numbers of bits, the smallest that holds their largest value.
+_BITS = (8, 12, 16)
+
+
 class ImageError(ValueError):
-    """An image that cannot be read; the message names the file and what can be done."""
+    """An image that cannot be read; the message names it, and `why` is the reason in words."""
+
+    def __init__(self, message: str, why: str = ""):
+        super().__init__(message)
+        self.why = why
 
 
 # ---- from files to RGB
 
 
 def decode(source: str | Path | IO[bytes] | Image.Image, upright: bool = False) -> Image.Image:
-    """Return the image as RGB: on white where transparent, 16 bits scaled to 8.
+    """Return the image as RGB: on white where transparent, 12 or 16 bits scaled to 8.
 
-    Of an animation it is the first frame.  `upright` turns it as its EXIF orientation says (the
-    authors' code ignores it).  Raises ImageError.
+    A file has one of `FORMATS`.  Of an animation it is the first frame.  `upright` turns it as its
+    EXIF orientation says (the authors' code ignores it).  Warns of an image that is all white on
+    white.  Raises ImageError.
     """
+    name = getattr(source, "filename", None) or source
     try:
         if isinstance(source, Image.Image):
-            return _first_frame(source, upright)
-        with Image.open(source) as image:
-            return _first_frame(image, upright)
+            return _first_frame(source, upright, name)
+        if isinstance(source, (str, Path)):
+            _require_file(Path(source))
+        with Image.open(source, formats=FORMATS) as image:
+            return _first_frame(image, upright, name)
     # Decoders of damaged files raise nearly anything.
     except Exception as error:
-        name = getattr(source, "filename", None) or source
-        what = f"{name}: cannot be read as an image ({error!r})"
-        remedy = "replace it, or set drop_unreadable = True"
-        lists_all = "`python -m pumalib data verify` lists all"
-        raise ImageError(f"{what}; {remedy}; {lists_all}") from error
+        why = _reason(error)
+        raise ImageError(f"{name}: cannot be read as an image ({why})", why) from error
 
 
-def _first_frame(image: Image.Image, upright: bool) -> Image.Image:
+def _require_file(path: Path) -> None:
+    """Raise OSError where a path is no regular file: to open a pipe would wait for its writer."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("it is no file but a folder, pipe, socket or device")
+
+
+def _reason(error: Exception) -> str:
+    """Why an image cannot be read, in words."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, PermissionError):
+        return "reading it is not permitted"
+    if isinstance(error, UnidentifiedImageError):
+        return f"it has none of the formats {', '.join(FORMATS)}"
+    return str(error) or f"it is damaged, {type(error).__name__}"
+
+
+def _first_frame(image: Image.Image, upright: bool, name: object) -> Image.Image:
     image.seek(0)
     if upright:
         image = ImageOps.exif_transpose(image)
-    return _to_rgb(image)
+    return _to_rgb(image, name)
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image, name: object) -> Image.Image:
     # "F", "I" and "I;16": floats, or more than 8 bits.
     if image.mode[0] in "FI":
         image = _with_8_bits(image)
@@ -64,17 +94,35 @@ def _to_rgb(image: Image.Image) -> Image.Image:
             image = image.convert("LA")
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image)
+        shown = Image.alpha_composite(white, image)
+        _warn_if_white(shown, image, name)
+        image = shown
     return image.convert("RGB")
 
 
+def _warn_if_white(shown: Image.Image, image: Image.Image, name: object) -> None:
+    """Warn of a picture in white on nothing, of which nothing is left on white."""
+    is_white = np.asarray(shown).min() == 255
+    is_drawn = np.asarray(image.getchannel("A")).max() > 0
+    if is_white and is_drawn:
+        what = f"{name}: white on transparent is shown as one white image"
+        warnings.warn(f"{what}; put it on another ground", stacklevel=2)
+
+
 def _with_8_bits(image: Image.Image) -> Image.Image:
-    """A grey image of up to 16 bits, with 8; ValueError where the range is not agreed on."""
+    """A grey image of up to 16 bits, with 8, scaled by the bits that it holds.
+
+    Microscopes and scanners write 12 bits into files of 16, which would be nearly black.  Raises
+    ValueError where the range is not agreed on.
+    """
     grey = np.asarray(image)
     if image.mode == "F" or grey.min() < 0 or grey.max() > 65535:
         what = f"{grey.dtype} up to {grey.max()} has no agreed range"
         raise ValueError(f"{what}; save it with 8 or 16 bits")
-    return Image.fromarray((grey // 257).astype(np.uint8))
+    bits = min(bits for bits in _BITS if grey.max() < 2**bits)
+    # 16 bits by 257, as 65535 is 255 x 257.
+    scaled = grey.astype(np.int64) * 255 // (2**bits - 1)
+    return Image.fromarray(scaled.astype(np.uint8))
 
 
 # ---- unreadable images

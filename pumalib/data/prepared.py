@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import ExifTags, Image
 
 from .. import paths
-from .images import ImageError, decode, image_error
+from .images import FORMATS, ImageError, decode, image_error
 from .table import Benchmark, cache_name, check, in_threads
 
 SIDE = 384  # the shorter side in pixels, at most
@@ -95,7 +95,7 @@ def _copy(source: Path, target: Path) -> None:
     # Its orientation is copied, not applied.
     orientation = ExifTags.Base.Orientation
     exif = Image.Exif()
-    with Image.open(source) as original:
+    with Image.open(source, formats=FORMATS) as original:
         exif[orientation] = original.getexif().get(orientation, 1)
 
     scale = min(1, SIDE / min(image.size))

@@ -7,9 +7,9 @@ import functools
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -75,7 +75,7 @@ def embed_part(  # noqa: PLR0917 - all that a worker is told
             f"the worker's model {source.model!r} is another than the client's: "
             "give all machines the same weights and the same version of timm"
         )
-    embedded = index.embed_files(part)
+    embedded = _joined(list(index.embed_files(part)), model.model.dim)
     done = part[part["path"].isin(embedded.read)]
     with paths.written_whole(Path(file)) as temporary, temporary.open("wb") as opened:
         np.savez(
@@ -114,31 +114,37 @@ class _Stored:
         empty = pd.DataFrame(columns=[*COLUMNS, "file", "row"])
         self.files = pd.concat(lines, ignore_index=True) if lines else empty
 
-    def take(self, wanted: pd.DataFrame) -> EmbeddedFiles:
-        """The vectors of files as they are now; what has changed since is embedded here."""
+    def take(self, wanted: pd.DataFrame) -> Iterator[EmbeddedFiles]:
+        """The vectors of files as they are now, in parts."""
+        for start in range(0, len(wanted), PART):
+            yield self._take(wanted.iloc[start : start + PART])
+
+    def _take(self, wanted: pd.DataFrame) -> EmbeddedFiles:
+        """A part of `take`; what has changed since is embedded here."""
         found = wanted.merge(self.files, how="left", on=list(COLUMNS))
         was_read = found["file"].notna().to_numpy()
         is_left = found["path"].isin(self.unreadable).to_numpy() & ~was_read
         again = wanted[~was_read & ~is_left]
 
-        here = self.index.embed_files(again) if len(again) else None
-        vectors = np.zeros((int(was_read.sum()), self.index.embedder.model.dim), np.float32)
+        dim = self.index.embedder.model.dim
+        here = list(self.index.embed_files(again)) if len(again) else []
+        vectors = np.zeros((int(was_read.sum()), dim), np.float32)
         taken = found[was_read].reset_index(drop=True)
         for file, rows in taken.groupby("file"):
             with np.load(str(file)) as part:
                 vectors[rows.index] = part["vectors"][rows["row"].astype(int)]
         unreadable = {path: self.unreadable[path] for path in found["path"][is_left]}
-        return _together(EmbeddedFiles(vectors, taken["path"].tolist(), unreadable), here, wanted)
+        stored = EmbeddedFiles(vectors, taken["path"].tolist(), unreadable)
+        return _joined([stored, *here], dim)
 
 
-def _together(
-    stored: EmbeddedFiles, here: EmbeddedFiles | None, wanted: pd.DataFrame
-) -> EmbeddedFiles:
-    """Both in one, in the order of the files that were wanted."""
-    if here is None:
-        return stored
-    vectors = np.concatenate([stored.vectors, here.vectors])
-    read: Any = np.array([*stored.read, *here.read])
-    places = wanted["path"].reset_index(drop=True).reset_index().set_index("path")["index"]
-    order = np.argsort(places[read].to_numpy())
-    return EmbeddedFiles(vectors[order], read[order].tolist(), stored.unreadable | here.unreadable)
+def _joined(parts: list[EmbeddedFiles], dim: int) -> EmbeddedFiles:
+    """Several in one."""
+    unreadable: dict[str, str] = {}
+    read = []
+    for part in parts:
+        unreadable |= part.unreadable
+        read += part.read
+    # One without rows, should there be no part.
+    vectors = np.concatenate([np.zeros((0, dim), np.float32), *[part.vectors for part in parts]])
+    return EmbeddedFiles(vectors, read, unreadable)
