@@ -234,6 +234,37 @@ def test_only_what_float32_cannot_tell_is_searched_in_float64(monkeypatch):
     assert 40 <= sum(whole) <= 200
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_classes_are_searched_in_float64_at_once_with_the_same_result(kind, monkeypatch):
+    embeddings, images = random_case(n=400, classes=4, datasets=("a", "b"))
+    embeddings = KINDS[kind](embeddings, np.random.default_rng(1))
+    expected = scores(embeddings, images, KS)
+    held = []
+    by_float64 = search._by_float64
+
+    def searched(space, queries, gallery, count):
+        held.append(len(queries) * len(gallery))
+        return by_float64(space, queries, gallery, count)
+
+    monkeypatch.setattr(search, "_by_float64", searched)
+    monkeypatch.setattr(search, "DEEP", 40)
+    monkeypatch.setattr(search, "DEEP_BLOCK", 4000)
+    found = scores(embeddings, images, KS)
+    assert max(held) == 4000
+    assert sum(held) >= 400 * 400
+    for name, values in expected.values.items():
+        np.testing.assert_array_equal(found.values[name], values)
+
+
+def test_a_long_search_shows_how_far_it_is(monkeypatch, capsys):
+    embeddings, images = random_case()
+    scores(embeddings, images)
+    assert "searching" not in capsys.readouterr().err
+    monkeypatch.setattr(metrics, "BAR_AFTER", 0)
+    scores(embeddings, images)
+    assert "searching: 100%" in capsys.readouterr().err
+
+
 def test_the_bound_on_float32_holds():
     rng = np.random.default_rng(0)
     for dim in (2, 128, 1000):

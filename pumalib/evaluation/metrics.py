@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ..progress import bar
 from .search import Distance, Found, Space, make_space, search
 from .statistics import OVERALL, resampled
 
@@ -27,6 +28,8 @@ from .statistics import OVERALL, resampled
 KS = (1, 2, 4, 8, 10, 20, 100)
 # Most queries have a hit among so many neighbours; only the others need a larger k of R@k.
 SHALLOW = 8
+# A search that takes longer, in seconds, shows how far it is.
+BAR_AFTER = 10
 # The rank of a first hit that was not found.
 NEVER = 2**32
 
@@ -252,11 +255,14 @@ def _accuracies(
     for least in sorted({min(SHALLOW, deepest), deepest}):
         todo = np.flatnonzero(np.isnan(unified[:, 0]))
         k = np.maximum(labels.relevant[queries[todo]], least)
-        for found in search(space, queries[todo], gallery, k):
-            rows = todo[found.queries]
-            among_all, among_own = _ranked(found, queries[rows], labels)
-            unified[rows] = _measured(among_all, ks)
-            own[rows] = _measured(among_own, ks)
+        # Most evaluations end before it is shown.
+        with bar(total=len(todo), desc="searching", unit="query", delay=BAR_AFTER) as progress:
+            for found in search(space, queries[todo], gallery, k):
+                rows = todo[found.queries]
+                among_all, among_own = _ranked(found, queries[rows], labels)
+                unified[rows] = _measured(among_all, ks)
+                own[rows] = _measured(among_own, ks)
+                progress.update(len(rows))
     return unified, own
 
 

@@ -35,6 +35,10 @@ QUERIES = 4096
 # least.  With fewer numbers than 128,000 faiss 1.15 uses no matrix products.
 LEAST_NUMBERS = 2**17
 LEAST_QUERIES = 256
+# Of a query that needs more neighbours nearly all are too near each other for float32: it is
+# searched in float64 at once, with few similarities held, as each is followed by many neighbours.
+DEEP = 1500
+DEEP_BLOCK = 2**21
 # Neighbours that faiss finds beyond those needed.
 SPARE = 8
 # Pairs that are scored again at once: their vectors should fit a processor's cache.
@@ -195,12 +199,17 @@ def search(
     queue = np.argsort(k, kind="stable")
 
     if space.distance == "cosine" and space.embeddings.device.type == "cpu":
+        is_deep = k[queue] > DEEP
+        deep = queue[is_deep]
         unproven = [queue[:0]]
-        for found in _by_float32(space, queries, gallery, k, queue):
+        for found in _by_float32(space, queries, gallery, k, queue[~is_deep]):
             enough = found.proven.sum(axis=1) >= k[found.queries]
             yield Found(found.queries[enough], found.rows[enough], found.proven[enough])
             unproven.append(found.queries[~enough])
         queue = np.concatenate(unproven)
+        for part in _blocks(deep, max(1, DEEP_BLOCK // len(gallery))):
+            rows, proven = _by_float64(space, queries[part], gallery, int(k[part[-1]]))
+            yield Found(part, rows, proven)
 
     for part in _blocks(queue, max(1, BLOCK // len(gallery))):
         rows, proven = _by_float64(space, queries[part], gallery, int(k[part[-1]]))
