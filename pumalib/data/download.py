@@ -205,6 +205,8 @@ def _receive(response: "HTTPResponse", part: Path) -> None:
     )
     with response, part.open("ab" if goes_on else "wb") as out, shown as counted:
         shutil.copyfileobj(counted, out, BUFFER)
+        out.flush()
+        os.fsync(out.fileno())
     have = _size(part)
     if have < total:
         raise ConnectionError(f"broke off after {have:,} of {total:,} bytes")
@@ -228,6 +230,9 @@ def unpack(archive: Path, target: Path) -> None:
             _unpack_zip(archive, fresh)
         else:
             _unpack_tar(archive, fresh)
+        # Once for all files: one by one would take minutes for the largest dataset.
+        if hasattr(os, "sync"):
+            os.sync()
         shutil.copytree(fresh, target, copy_function=os.replace, dirs_exist_ok=True)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
         what = f"{archive}: damaged or cut short ({error})"

@@ -68,10 +68,13 @@ def unprepared(benchmark: Benchmark) -> list[str]:
 def _is_as_old(copy: Path, image: Path) -> bool:
     """Whether a copy is there, and of the same time as its image."""
     try:
-        copied = copy.stat().st_mtime
+        copied = copy.stat()
     except OSError:
         return False
-    return abs(copied - image.stat().st_mtime) <= SAME_TIME
+    # A power loss can leave an empty one.
+    if copied.st_size == 0:
+        return False
+    return abs(copied.st_mtime - image.stat().st_mtime) <= SAME_TIME
 
 
 def _copies_folder(benchmark: Benchmark) -> Path:
@@ -101,6 +104,6 @@ def _copy(source: Path, target: Path) -> None:
     scale = min(1, SIDE / min(image.size))
     width, height = (max(1, round(length * scale)) for length in image.size)
     image = image.resize((width, height), Image.Resampling.BICUBIC)
-    with paths.written_whole(target) as temporary:
+    with paths.written_whole(target, durable=False) as temporary:
         image.save(temporary, "JPEG", quality=QUALITY, exif=exif)
         os.utime(temporary, ns=(changed, changed))
