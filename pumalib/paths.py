@@ -115,6 +115,14 @@ def shown(path: Path) -> str:
     return str(path)
 
 
+def state(known: os.stat_result) -> tuple[int, int, int, int]:
+    """What changes with the contents of a file, by what the file system knows of it.
+
+    Size and time of change alone can be those of other contents, as after `cp -p`.
+    """
+    return known.st_size, known.st_mtime_ns, known.st_ctime_ns, known.st_ino
+
+
 @contextmanager
 def written_whole(path: Path, durable: bool = True) -> Iterator[Path]:
     """Give a temporary path to write to, renamed to `path` only if nothing was raised.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -112,10 +113,30 @@ def test_a_folder_that_is_a_link_is_not_followed(names, tmp_path):
     assert not list(target.iterdir())
 
 
-def test_runs_may_lie_on_another_disk(names, tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "test" / "runs").symlink_to(tmp_path / "disk")
-    assert store.folder(names["puma"], "test").parent.is_symlink()
+@pytest.mark.parametrize("linked", ["test/runs", "test"])
+def test_no_folder_of_runs_leads_elsewhere(linked, names, tmp_path):
+    target = tmp_path / "disk"
+    shutil.rmtree(tmp_path / linked, ignore_errors=True)
+    (target / "runs" / names["puma"]).mkdir(parents=True)
+    (target / names["puma"]).mkdir()
+    (tmp_path / linked).symlink_to(target)
+    for use in (store.place, store.folder, study.runs.remove):
+        with pytest.raises(
+            ValueError, match=r"is a link, or below one, to .*disk.*PUMALIB_RESULTS"
+        ):
+            use(names["puma"], "test")
+    assert (target / names["puma"]).is_dir() and (target / "runs" / names["puma"]).is_dir()
+
+
+def test_a_lock_that_is_a_link_empties_nothing(names, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    lock = tmp_path / "test" / ".kept.lock"
+    lock.unlink(missing_ok=True)
+    lock.symlink_to(precious)
+    with pytest.raises(OSError):
+        store.drop(names["puma"], "test")
+    assert precious.read_text() == "kept"
 
 
 def changed_rows(changes, *datasets):

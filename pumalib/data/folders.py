@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from .. import paths
 from .cells import check_cells, check_once, read_cells
 from .table import COLUMNS, SPLITS, Benchmark, Reader, check_known
 
@@ -78,7 +79,7 @@ def load(
 
 
 def state(root: Path, datasets: Sequence[str] | None, split: Path | None) -> str:
-    """A digest of the names, sizes and times of change of all that `load` would read.
+    """A digest of the names of all that `load` would read, and of what changes with its contents.
 
     Its cost is a question to the file system per image: 20,000 take a tenth of a second.
     """
@@ -99,7 +100,7 @@ READER = Reader(load, needs_root=True, upright=True, options=("split",), state=s
 
 
 def _noted(name: str, stat: os.stat_result) -> str:
-    return f"{name} {stat.st_size} {stat.st_mtime_ns}"
+    return f"{name} {paths.state(stat)}"
 
 
 def _stat(entry: os.DirEntry[str]) -> os.stat_result:

@@ -220,7 +220,7 @@ def _train_on_workers(
         cluster.run_each(_train_for, jobs, profile.dask, shared)
         return
     with cluster.local(profile.jobs) as address:
-        cluster.run_each(_train_for, jobs, address, shared)
+        cluster.run_each(_train_for, jobs, address, shared, patience=cluster.PATIENCE)
 
 
 def _train_for(content: dict[str, Any], folder: str) -> None:

@@ -34,8 +34,8 @@ REPEATED = "repeated.jsonl"
 FAILED = "failed.jsonl"
 HOW_TO_REMOVE = "`python -m pumalib runs remove {name} --yes`"
 
-# A file and what changes with its contents: time, size and inode.
-State = tuple[Path, int, int, int]
+# A file and its `paths.state`.
+State = tuple[Path, int, int, int, int]
 
 
 class NotKept(FileNotFoundError):  # noqa: N818 - notebooks and their summary call it so
@@ -63,9 +63,18 @@ class Repeat:
 def place(name: str, profile: str | Path) -> Path:
     """Where the folder of a run is, or a link to it.
 
-    Raises ValueError where no run may be called so.
+    Raises ValueError where no run may be called so, or the folder of all is a link.
     """
-    return paths.RESULTS / profile / "runs" / kept_line.checked_name(name)
+    kept_line.checked_name(name)
+    home = paths.RESULTS / profile
+    runs = home / "runs"
+    inside = home.parent.resolve() / home.name / "runs"
+    if runs.resolve() != inside:
+        raise ValueError(
+            f"{paths.shown(runs)} is a link, or below one, to {runs.resolve()}: remove it; to have "
+            "results on another disk set PUMALIB_RESULTS=<folder>"
+        )
+    return runs / name
 
 
 def folder(name: str, profile: str | Path) -> Path:
@@ -213,8 +222,7 @@ def _kept_files(profile: str | Path) -> list[Path]:
 
 
 def _state(file: Path) -> State:
-    stat = file.stat()
-    return file, stat.st_mtime_ns, stat.st_size, stat.st_ino
+    return file, *paths.state(file.stat())
 
 
 @lru_cache(maxsize=32)
