@@ -73,6 +73,10 @@ Rate = Annotated[Number, Field(gt=0)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Dimensions = Annotated[Positive, Field(le=65536)]
 
+# Of a row: more would take years, and a list of millions fills the memory.
+MOST_SEEDS = 1000
+Seeds = Annotated[tuple[Count, ...], Field(max_length=MOST_SEEDS)]
+
 _THE_SAME = object()
 
 
@@ -438,11 +442,11 @@ class Profile:
     backbone: str = "mini_vit"
     pretrained: str = "embedded"
     dim: Dimensions = 128
-    seeds: Annotated[tuple[Count, ...], AfterValidator(_distinct)] = (0,)
+    seeds: Annotated[Seeds, AfterValidator(_distinct)] = (0,)
     # Of the rows beside the headline ones (Table 3, Figs. 7 and 8); () = seeds.
-    side_seeds: tuple[Count, ...] = ()
+    side_seeds: Seeds = ()
     # Of rows whose seeds lie far apart: any row has them too, once they are kept.
-    further_seeds: tuple[Count, ...] = ()
+    further_seeds: Seeds = ()
     # x the ranks, which METHODS gives for a width of 384.
     rank_scale: Annotated[Rate, Field(le=1000)] = 1.0
     # x the tokens of a prompt, 8 for 196 patches.
@@ -716,8 +720,25 @@ def _read_profile(file: Path) -> Profile:
     return read
 
 
+# What they stand for grows by a factor with each: 20 of them to 1,600 times at most.
+MOST_ALIASES = 20
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML in which no mapping has a key twice, of which the first would be dropped unseen."""
+    """YAML in which no mapping has a key twice, of which the first would be dropped unseen.
+
+    Nor are there many aliases: forty, of mappings that are merged, take seconds.
+    """
+
+    aliases = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            self.aliases += 1
+            if self.aliases > MOST_ALIASES:
+                said = f"more than {MOST_ALIASES} aliases (*): write out what they stand for"
+                raise ComposerError(None, None, said, self.peek_event().start_mark)
+        return super().compose_node(parent, index)
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

@@ -8,7 +8,11 @@ only the checkout has (`NOTEBOOKS`, `PROFILES`, `PAPER`, `MINI`) raise FileNotFo
 import errno
 import hashlib
 import os
+import re
+import secrets
+import stat
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +63,12 @@ _LONG = 200
 # What more space does not help against.
 _NOT_OURS_TO_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
+# What `written_whole` writes to before it renames: sixteen hexadecimal digits at random, since
+# another container has a process of the same number.  Nobody else calls a file so.
+_TEMPORARY = re.compile(r"\..+\.pumalib-[0-9a-f]{16}\.tmp")
+# Seconds after which one that nobody has written to since belongs to a dead process.
+_ABANDONED = 24 * 60 * 60
+
 # Folders that `written_whole` has swept: to list one of thousands of files at every write would be
 # slow.
 _swept: set[Path] = set()
@@ -105,29 +115,73 @@ def shown(path: Path) -> str:
     return str(path)
 
 
+def state(known: os.stat_result) -> tuple[int, int, int, int]:
+    """What changes with the contents of a file, by what the file system knows of it.
+
+    Size and time of change alone can be those of other contents, as after `cp -p`.
+    """
+    return known.st_size, known.st_mtime_ns, known.st_ctime_ns, known.st_ino
+
+
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def written_whole(path: Path, durable: bool = True) -> Iterator[Path]:
     """Give a temporary path to write to, renamed to `path` only if nothing was raised.
+
+    After it the file is whole on the disk, whatever happens to the power.  What is made again where
+    it is empty need not be `durable`: thousands of small files are faster so.
 
     Raises OSError, which names the remedy, where it cannot be written.
     """
     name = path.name
     if len(os.fsencode(name)) > _LONG:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()
-    temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{name}.pumalib-{secrets.token_hex(8)}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         if path.parent not in _swept:
             sweep(path.parent)
-        # A link of that name would lead what is written elsewhere.
-        _remove(temporary)
         yield temporary
+        if durable:
+            # Before the name: else a power loss may leave the name, and a file without contents.
+            _sync_file(temporary)
         temporary.replace(path)
+        if durable:
+            sync_folder(path.parent)
     except OSError as error:
         what = f"cannot write {path}: {error.strerror or error}; {remedy(path, error)}"
         raise OSError(error.errno, what) from error
     finally:
         _remove(temporary)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, so that a power loss does not take them away again."""
+    missing = [above for above in (folder, *folder.parents) if not above.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):
+        sync_folder(made.parent)
+
+
+def _sync_file(file: Path) -> None:
+    """Let the contents of a file reach the disk."""
+    # To be written to, as Windows asks.
+    with file.open("rb+") as opened:
+        os.fsync(opened.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Let the names in a folder reach the disk; Windows does so by itself."""
+    if sys.platform == "win32":
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        # Some network file systems cannot, and need not.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(opened)
 
 
 def remedy(path: Path, error: OSError) -> str:
@@ -152,23 +206,22 @@ def _remove(file: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what dead processes left of `written_whole` in a folder."""
+    """Remove what processes that died a day ago or more left of `written_whole` in a folder.
+
+    In results and cache alone: elsewhere nothing is removed.
+    """
     _swept.add(folder)
+    if not (folder.is_relative_to(RESULTS) or folder.is_relative_to(CACHE)):
+        return
     for left in folder.glob(".*.tmp"):
-        process = left.name.split(".")[-2]
-        is_folder = left.is_dir() and not left.is_symlink()
-        if process.isdecimal() and not is_folder and not _is_running(int(process)):
+        if _TEMPORARY.fullmatch(left.name) and _is_abandoned(left):
             left.unlink(missing_ok=True)
 
 
-def _is_running(process: int) -> bool:
-    """Whether a process of this number exists; on Windows, where asking would end it, yes."""
-    if sys.platform == "win32":
-        return True
+def _is_abandoned(left: Path) -> bool:
+    """Whether it is a file to which nobody has written for a day."""
     try:
-        os.kill(process, 0)
-    except PermissionError:  # it is another user's
-        return True
-    except (ProcessLookupError, OverflowError):
-        return False
-    return True
+        state = left.lstat()
+    except FileNotFoundError:
+        return False  # another process swept it
+    return stat.S_ISREG(state.st_mode) and time.time() - state.st_mtime > _ABANDONED

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from pumalib import config, evaluation, paths
-from pumalib.study import store
+from pumalib import config, data, evaluation, paths
+from pumalib.study import kept_line, store
 from pumalib.training import run_folder
 
 QUERIES = {"digits": 40, "aircraft": 60}
@@ -42,13 +42,19 @@ def numbers(seed, rate):
     }
 
 
+def results_of(run, seed, rate):
+    """`numbers` of this run, with the digest of its data, of which its name is made."""
+    environment = {"device": "cpu", "data": data.load(run.data).digest}
+    return numbers(seed, rate) | {"environment": environment}
+
+
 def trained(run, seed=0, rate=0.5):
     """The folder of a finished run."""
     folder = store.folder(run_folder.run_name(run), "test")
     run_folder.make(folder)
     (folder / store.MODEL).touch()
     (folder / "run.json").write_text(run.to_json())
-    record = {"run": json.loads(run.to_json()), **numbers(seed, rate)}
+    record = {"run": json.loads(run.to_json()), **results_of(run, seed, rate)}
     (folder / run_folder.FINISHED).write_text(json.dumps(record))
     return folder
 
@@ -71,7 +77,7 @@ def keep_three():
 
 def keep(run, profile, rate, **more):
     """Keep a run of a profile, at a rate of hits."""
-    record = {"run": json.loads(run.to_json()), **numbers(1, rate), **more}
+    record = {"run": json.loads(run.to_json()), **results_of(run, 1, rate), **more}
     store.add({"name": run_folder.run_name(run), **record}, profile.name)
 
 
@@ -86,6 +92,11 @@ def another(name="another", **changes):
     """The record of another run, as `store.add` takes it."""
     run = json.loads(RUNS["linear"].to_json())
     return {"name": name, "run": run, **numbers(9, 0.5), **changes}
+
+
+def any_name(monkeypatch):
+    """Let runs be called as a test pleases, whatever their settings."""
+    monkeypatch.setattr(kept_line, "check_name_of", lambda record: None)
 
 
 def kept_file(number=1):

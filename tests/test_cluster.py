@@ -123,6 +123,19 @@ def test_no_scheduler():
                 study.run_all({"x": LINEAR}, replace(PROFILE, dask=nowhere))
 
 
+def test_where_no_worker_comes_it_ends_and_says_so(tmp_path):
+    here = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": "127.0.0.1:0"}
+    scheduler = {"cls": distributed.Scheduler, "options": here}
+    with (
+        distributed.SpecCluster(workers={}, scheduler=scheduler) as alone,
+        pytest.raises(
+            ConnectionError, match=r"for 1 s there was no worker: .*call again: finished"
+        ),
+    ):
+        address = alone.scheduler_address
+        cluster.run_each(print, {"x": ("x",)}, address, tmp_path / "there", patience=1)
+
+
 def test_a_scheduler_is_lost(tmp_path):
     def lose():
         while not list((tmp_path / "there").rglob(".shared-*")):

@@ -462,6 +462,22 @@ def test_a_message_is_short_whatever_the_value(tmp_path, place):
     assert len(str(error.value)) < 1500
 
 
+def test_mappings_merged_without_end_are_refused_at_once(tmp_path):
+    lines = ["a: &a {lr: 1}"]
+    for name, below in zip("bcdefghijklmnop", "abcdefghijklmno"):
+        lines.append(f"{name}: &{name} {{<<: [*{below}, *{below}, *{below}]}}")
+    file = tmp_path / "bomb.yaml"
+    file.write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=r"bomb\.yaml.*more than 20 aliases .*line 8"):
+        config.profile(str(file))
+
+
+@pytest.mark.parametrize("field", ["seeds", "side_seeds", "further_seeds"])
+def test_a_row_has_a_thousand_seeds_at_most(field):
+    with pytest.raises(ValueError, match=rf"{field} = .*at most 1000 items"):
+        config.profile("mini", **{field: tuple(range(300_000))})
+
+
 def test_no_file_elsewhere_takes_the_name_of_one_of_ours(tmp_path):
     ours = paths.PROFILES / "mini.yaml"
     file = tmp_path / "mini.yaml"

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from kept_runs import any_name
 from scipy import stats
 
 from pumalib import config, evaluation, paths
@@ -20,6 +21,7 @@ RUN = json.loads(config.Profile("x", pretrained="random").run("linear").to_json(
 @pytest.fixture(autouse=True)
 def results(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    any_name(monkeypatch)
 
 
 def keep(row, seed, rates, profile="test", members=None):

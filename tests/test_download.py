@@ -280,10 +280,64 @@ def test_prepared_copies_look_the_same(root):
         data.load(config.Data(prepared=True))
 
 
+def test_what_was_changed_just_now_is_read_again(root, monkeypatch):
+    """Within a tick of the file system another change has the same time."""
+    image = root / "cars" / "class 1" / "13.jpg"
+    os.utime(image)
+    known = paths.state(image.stat())
+    monkeypatch.setattr(paths, "state", lambda _: known)
+    before = data.read("folders", root).digest
+    image.write_bytes(image.read_bytes()[:-1] + b"x")
+    assert data.read("folders", root).digest != before
+
+
+def test_a_copy_is_made_again_of_another_image_of_the_same_time(root):
+    original = data.read("folders", root)
+    folder = prepared.prepare(original)
+    assert prepared.unprepared(original) == []
+    first, second = original.images.path[:2]
+    time = (root / first).stat().st_mtime_ns
+    shutil.copy(root / second, root / first)
+    os.utime(root / first, ns=(time, time))
+    assert prepared.unprepared(original) == [first]
+    prepared.prepare(original)
+    assert prepared.unprepared(original) == []
+    # A power loss can leave an empty copy.
+    copy = folder / prepared._jpeg(second)
+    known = copy.stat()
+    copy.write_bytes(b"")
+    os.utime(copy, ns=(known.st_atime_ns, known.st_mtime_ns))
+    assert prepared.unprepared(original) == [second]
+
+
+class Endless:
+    """A server's answer of so many bytes at a time, which never ends."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def read1(self, most):
+        return bytes(min(self.size, most))
+
+
+def test_an_answer_without_end_or_drop_by_drop_is_given_up(monkeypatch):
+    monkeypatch.setattr(download, "MOST_BYTES", 10**6)
+    with pytest.raises(ConnectionError, match="sends more than"):
+        list(download._bounded(Endless(10**5), 0))
+    monkeypatch.setattr(download, "SECONDS", 0.05)
+    monkeypatch.setattr(download, "SLOWEST", 10**12)
+    with pytest.raises(ConnectionError, match="bytes a second"):
+        list(download._bounded(Endless(1), 0))
+
+
 def test_digest_is_of_contents_wherever_they_lie(root, tmp_path, monkeypatch):
     before = data.read("folders", root).digest
     shutil.copytree(root, tmp_path / "elsewhere")
     assert data.read("folders", tmp_path / "elsewhere").digest == before
+    image = root / "cars" / "class 1" / "13.jpg"
+    for file in data.read("folders", root).images.path:
+        os.utime(root / file, (1e9, 1e9))  # none was changed just now
+    assert data.read("folders", root).digest == before
     read, in_threads = [], table.in_threads
 
     def noting(function, files, what):
@@ -292,8 +346,9 @@ def test_digest_is_of_contents_wherever_they_lie(root, tmp_path, monkeypatch):
 
     monkeypatch.setattr(table, "in_threads", noting)
     assert data.read("folders", root).digest == before and read == []  # kept
-    image = root / "cars" / "class 1" / "13.jpg"
+    # As many bytes, and the same time of change, as after `cp -p`.
     image.write_bytes(image.read_bytes()[:-1] + b"x")
+    os.utime(image, (1e9, 1e9))
     changed = data.read("folders", root)
     assert changed.digest != before and read == ["cars/class 1/13.jpg"]
     assert (

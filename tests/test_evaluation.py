@@ -1,5 +1,7 @@
 """Retrieval metrics against values by hand, a plain loop and pytorch-metric-learning."""
 
+import os
+
 import faiss
 import numpy as np
 import pandas as pd
@@ -566,6 +568,16 @@ def test_files_of_vectors_and_labels(files):
     labels.write_text("label\n1\n2\n1\n2\n")
     assert evaluate_files(vectors, labels).at["all", "R@1"] == 1, "in the order of the vectors"
     np.save(files / "vectors.npy", angles(0, 90, 1, 91))
+    whole = (files / "vectors.npy").read_bytes()
+    lying = whole.replace(b"(4, 2), }" + 12 * b" ", b"(1000000000004, 2), }")
+    assert len(lying) == len(whole) and lying != whole
+    (files / "lying.npy").write_bytes(lying)
+    with pytest.raises(ValueError, match=r"lying.npy is no file of numpy"):
+        evaluate_files(files / "lying.npy", labels)
+    os.mkfifo(files / "pipe")
+    for vectors, of_labels in ((files / "pipe", labels), (files / "vectors.npy", files / "pipe")):
+        with pytest.raises(ValueError, match=r"pipe is no file of .*a pipe or a device"):
+            evaluate_files(vectors, of_labels)
     assert evaluate_files(files / "vectors.npy", labels).at["all", "R@1"] == 1
     labels.write_text("label,dataset,split\n1,p,query\n1,p,gallery\n2,q,query\n2,q,gallery\n")
     table = evaluate_files(vectors, labels)

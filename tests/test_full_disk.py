@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from kept_runs import another
+from kept_runs import another, any_name
 from PIL import Image
 from safetensors.torch import load_file
 from small_disks import PAGE, mounted_if_possible
@@ -39,6 +39,7 @@ def disk(request, tmp_path, monkeypatch):
     folder = tmp_path / "disk"
     found = request.param(folder)
     monkeypatch.setattr(paths, "RESULTS", folder / "results")
+    any_name(monkeypatch)
     monkeypatch.setattr(paths, "CACHE", folder / "cache")
     yield found
     found.close()

@@ -274,7 +274,9 @@ def test_plan_run_and_kept(results, capsys):
 
 def test_stopped_in_the_middle_nothing_looks_finished(results, capsys):
     results.mkdir()
-    (results / ".01_slow.ipynb.999999999.tmp").write_text("left by a killed process")
+    left = results / f".01_slow.ipynb.pumalib-{'0' * 16}.tmp"
+    left.write_text("left by a killed process")
+    os.utime(left, (0, 0))
     write(
         "01_slow", "import os, signal, time\nos.kill(os.getppid(), signal.SIGINT)\ntime.sleep(300)"
     )

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from kept_runs import any_name
 
 from pumalib import config, evaluation, paths
 from pumalib.study import claims, printed, store, verdicts
@@ -114,6 +115,7 @@ def study_of(tmp_path, monkeypatch):
     `once` have one seed.
     """
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    any_name(monkeypatch)
     train = pd.DataFrame({"dataset": ["sop"] * 50 + ["cub"] * 9 + ["cars"] * 10})
     monkeypatch.setattr(claims.data, "load", lambda data: SimpleNamespace(train=train))
 

@@ -2,15 +2,21 @@
 
 import errno
 import io
+import json
 import os
 import subprocess
 import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
 
+import kept_runs
 import pytest
 from ipykernel import iostream
 
 from pumalib import paths, progress
+from pumalib.study import store
+from pumalib.training import run_folder
 
 PACKAGE = Path(paths.__file__).parent
 
@@ -116,6 +122,7 @@ def test_a_folder_is_listed_once_however_many_files_are_written(tmp_path, monkey
         listed.append(folder)
         return glob(folder, pattern)
 
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
     monkeypatch.setattr(Path, "glob", counted)
     monkeypatch.setattr(os, "scandir", None)  # nor in another way
     monkeypatch.setattr(os, "listdir", None)
@@ -124,6 +131,7 @@ def test_a_folder_is_listed_once_however_many_files_are_written(tmp_path, monkey
         with paths.written_whole(tmp_path / "swept" / f"{number}.txt") as temporary:
             temporary.write_text("x")
     monkeypatch.undo()
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
     monkeypatch.setattr(Path, "glob", counted)
     for number in range(3):
         with paths.written_whole(tmp_path / "other" / f"{number}.txt") as temporary:
@@ -131,30 +139,130 @@ def test_a_folder_is_listed_once_however_many_files_are_written(tmp_path, monkey
     assert listed == [tmp_path / "other"]
 
 
-def test_the_first_write_sweeps_what_the_dead_left_and_no_other_file(tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    left = tmp_path / f".one.txt.{dead.pid}.tmp"
+DAY = 24 * 60 * 60
+
+
+def made(file, age=0):
+    """A file that was last written to some seconds ago."""
+    file.write_text("left")
+    then = time.time() - age
+    os.utime(file, (then, then))
+    return file
+
+
+def test_the_first_write_sweeps_own_abandoned_files_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(paths, "CACHE", tmp_path / "cache")
+    ours = f".one.txt.pumalib-{'0a' * 8}.tmp"
+    for folder in ("results", "cache", "elsewhere"):
+        (tmp_path / folder).mkdir()
+        made(tmp_path / folder / ours, 1.1 * DAY)
+    results = tmp_path / "results"
+    a_folder = results / f".x.pumalib-{'1b' * 8}.tmp"
+    a_folder.mkdir()
+    os.utime(a_folder, (0, 0))
     kept = [
-        tmp_path / f".two.txt.{os.getpid()}.tmp",
-        tmp_path / ".three.txt.1.tmp",  # another user's, and alive
-        tmp_path / ".four.tmp",
-        tmp_path / "five.txt.99999.tmp",
+        tmp_path / "elsewhere" / ours,
+        a_folder,
+        made(results / f".live.txt.pumalib-{'0a' * 8}.tmp", 0.9 * DAY),
+        # Those of other programs.
+        made(results / ".letter.odt.4194000.tmp", 2 * DAY),
+        made(results / ".four.tmp", 2 * DAY),
+        made(results / f".five.pumalib-{'0a' * 7}.tmp", 2 * DAY),
+        made(results / f"six.pumalib-{'0a' * 8}.tmp", 2 * DAY),
     ]
-    huge = tmp_path / f".six.{10**30}.tmp"
-    for file in (left, huge, *kept):
-        file.touch()
-    with paths.written_whole(tmp_path / "seven.txt") as temporary:
-        temporary.write_text("whole")
-    assert sorted(tmp_path.iterdir()) == sorted([*kept, tmp_path / "seven.txt"])
+    for folder in ("results", "cache", "elsewhere"):
+        with paths.written_whole(tmp_path / folder / "seven.txt") as temporary:
+            temporary.write_text("whole")
+        kept.append(tmp_path / folder / "seven.txt")
+    left = [file for file in tmp_path.rglob("*") if file.parent != tmp_path]
+    assert sorted(left) == sorted(kept)
 
 
-def test_another_users_process_is_alive(monkeypatch):
-    def refused(process, number):
-        raise PermissionError(errno.EPERM, "Operation not permitted")
+def test_two_that_write_one_file_at_once_have_a_name_each(tmp_path):
+    """Processes of two containers can have the same number."""
+    with (
+        paths.written_whole(tmp_path / "file") as one,
+        paths.written_whole(tmp_path / "file") as two,
+    ):
+        assert one != two
+        one.write_text("one")
+        two.write_text("two")
+    assert (tmp_path / "file").read_text() == "one"
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
-    monkeypatch.setattr(os, "kill", refused)
-    assert paths._is_running(1)
+
+# ---- a power loss
+
+
+class Disk:
+    """What would be left after a power loss: contents and names that were let reach the disk."""
+
+    def __init__(self, monkeypatch):
+        self.contents = {}  # by inode
+        self.names = {}  # by folder its inodes by name
+        self.renamed = []  # names of files without contents
+        replace = Path.replace
+
+        def fsync(opened):
+            place = Path(f"/proc/self/fd/{opened}").readlink()
+            if place.is_dir():
+                self.names[place] = {file.name: file.stat().st_ino for file in place.iterdir()}
+            else:
+                self.contents[place.stat().st_ino] = place.read_bytes()
+
+        def noted(file, target):
+            # A name can reach the disk before what it names.
+            if self.contents.get(file.stat().st_ino) != file.read_bytes():
+                self.renamed.append(Path(target).name)
+            return replace(file, target)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(Path, "replace", noted)
+
+    def left(self, folder):
+        """The files below a folder, with what they hold."""
+        found = {}
+        for name, inode in self.names.get(folder, {}).items():
+            if (folder / name).is_dir():
+                found |= self.left(folder / name)
+            else:
+                found[name] = self.contents.get(inode, b"")
+        return found
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    if sys.platform != "linux":
+        pytest.skip("which file is meant is read from /proc")
+    return Disk(monkeypatch)
+
+
+def test_what_was_written_is_there_after_a_power_loss(disk, tmp_path):
+    file = tmp_path / "one" / "two" / "file.txt"
+    for text in ("first", "second"):
+        with paths.written_whole(file) as temporary:
+            temporary.write_text(text)
+        assert disk.left(tmp_path) == {"file.txt": text.encode()}
+    with paths.written_whole(file.with_name("copy.jpg"), durable=False) as temporary:
+        temporary.write_text("made again")
+    assert disk.renamed == ["copy.jpg"]
+
+
+def test_kept_lines_and_a_finished_folder_are_there_after_a_power_loss(disk, tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    run = kept_runs.RUNS["linear"]
+    name = run_folder.run_name(run)
+    folder = store.folder(name, "test")
+    run_folder.make(folder)
+    record = {"run": asdict(run), **kept_runs.results_of(run, 0, 0.5)}
+    run_folder.write_record(folder, record)
+    kept_runs.keep(run, kept_runs.PROFILE, 0.5)
+    kept_runs.keep(kept_runs.RUNS["puma"], kept_runs.PROFILE, 0.5)
+    left = disk.left(tmp_path)
+    assert json.loads(left["metrics.json"])["run"]["method"]["name"] == "linear"
+    assert len(left["kept-1.jsonl"].splitlines()) == 2
+    assert disk.renamed == []
 
 
 def test_a_file_that_cannot_be_written_says_what_to_do(tmp_path):
@@ -176,25 +284,6 @@ def test_a_file_that_cannot_be_written_says_what_to_do(tmp_path):
     with pytest.raises(OSError, match=r"Read-only.*; allow writing to .*, or write elsewhere"):
         write("file", OSError(errno.EROFS, "Read-only file system"))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_link_of_the_name_of_a_temporary_file_is_not_followed(tmp_path):
-    precious = tmp_path / "precious"
-    precious.write_text("kept")
-    folder = tmp_path / "results"
-    folder.mkdir()
-    (folder / f".run.json.{os.getpid()}.tmp").symlink_to(precious)
-    with paths.written_whole(folder / "run.json") as temporary:
-        temporary.write_text("new")
-    assert precious.read_text() == "kept"
-    assert (folder / "run.json").read_text() == "new"
-    assert not (folder / "run.json").is_symlink()
-
-
-def test_a_folder_called_like_what_the_dead_left_stays(tmp_path):
-    (tmp_path / ".x.999999999.tmp").mkdir()
-    paths.sweep(tmp_path)
-    assert (tmp_path / ".x.999999999.tmp").is_dir()
 
 
 BARS = """

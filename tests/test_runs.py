@@ -5,7 +5,7 @@ import json
 import kept_runs
 import pytest
 from filelock import FileLock
-from kept_runs import RUNS, add_text, another, kept_file, line_of, texts, trained
+from kept_runs import RUNS, add_text, another, any_name, kept_file, line_of, texts, trained
 
 from pumalib import paths, study
 from pumalib.__main__ import main
@@ -17,6 +17,7 @@ from pumalib.training import run_folder
 def names(tmp_path, monkeypatch):
     """Three kept runs by what they are, without folders."""
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    any_name(monkeypatch)
     return kept_runs.keep_three()
 
 

@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import kept_runs
 import pytest
-from kept_runs import RUNS, add_text, another, finish, kept_file, line_of, texts, trained
+from kept_runs import RUNS, add_text, another, any_name, finish, kept_file, line_of, texts, trained
 
 from pumalib import paths, study
 from pumalib.study import analysis, kept_line, store
@@ -34,6 +36,7 @@ ELSEWHERE = [
 def names(tmp_path, monkeypatch):
     """Three kept runs by what they are, without folders."""
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    any_name(monkeypatch)
     return kept_runs.keep_three()
 
 
@@ -59,7 +62,7 @@ def test_a_full_file_is_followed_by_another(names, monkeypatch):
     kept_file().write_text(kept_file().read_text() + kept_file(2).read_text())  # as after a merge
     store.drop("another", "test")
     assert store.read("test").keys() == set(names.values())
-    assert texts(2) == []
+    assert not kept_file(2).exists()
 
 
 def test_a_file_of_long_lines_is_full_by_its_bytes(names, monkeypatch):
@@ -110,10 +113,30 @@ def test_a_folder_that_is_a_link_is_not_followed(names, tmp_path):
     assert not list(target.iterdir())
 
 
-def test_runs_may_lie_on_another_disk(names, tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "test" / "runs").symlink_to(tmp_path / "disk")
-    assert store.folder(names["puma"], "test").parent.is_symlink()
+@pytest.mark.parametrize("linked", ["test/runs", "test"])
+def test_no_folder_of_runs_leads_elsewhere(linked, names, tmp_path):
+    target = tmp_path / "disk"
+    shutil.rmtree(tmp_path / linked, ignore_errors=True)
+    (target / "runs" / names["puma"]).mkdir(parents=True)
+    (target / names["puma"]).mkdir()
+    (tmp_path / linked).symlink_to(target)
+    for use in (store.place, store.folder, study.runs.remove):
+        with pytest.raises(
+            ValueError, match=r"is a link, or below one, to .*disk.*PUMALIB_RESULTS"
+        ):
+            use(names["puma"], "test")
+    assert (target / names["puma"]).is_dir() and (target / "runs" / names["puma"]).is_dir()
+
+
+def test_a_lock_that_is_a_link_empties_nothing(names, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    lock = tmp_path / "test" / ".kept.lock"
+    lock.unlink(missing_ok=True)
+    lock.symlink_to(precious)
+    with pytest.raises(OSError):
+        store.drop(names["puma"], "test")
+    assert precious.read_text() == "kept"
 
 
 def changed_rows(changes, *datasets):
@@ -126,7 +149,17 @@ def changed_rows(changes, *datasets):
     return {"table": table}
 
 
+ROWS = another()["table"]
 CONTENTS = {
+    "hits of none": {"hits": {}, "classes": {}, **changed_rows({"R@1": 0.99})},
+    "classes of none": {"classes": {}},
+    "a table without rows": {"table": [], "hits": {}, "classes": {}},
+    "a row twice": {"table": [*ROWS, ROWS[0]]},
+    "a row twice, another number": {"table": [{**ROWS[0], "R@1": 0.1}, *ROWS]},
+    "10^400 queries": changed_rows({"queries": 10**400}, "harmonic"),
+    "10^400 seconds": {"seconds": 10**400},
+    "1e400 seconds": {"seconds": float("inf")},
+    "10^400 parameters": {"parameters": {"trainable": 1, "total": 10**400}},
     "no table": {"table": None},
     "a table of numbers": {"table": [1, 2]},
     "a row without dataset": {"table": [{"R@1": 1.0, "queries": 2}]},
@@ -139,7 +172,7 @@ CONTENTS = {
     "R@1 that is not that of the hits": changed_rows({"R@1": 0.99}),
     "R@1 that is none": changed_rows({"R@1": float("nan")}),
     "accuracies above 1": changed_rows({"MAP@R": 7}),
-    "more queries than hits": changed_rows({"queries": 10**15}),
+    "more queries than hits": changed_rows({"queries": 10**14}),
     "fewer queries than none": changed_rows({"queries": -8}),
     "half a query": changed_rows({"queries": 8.5}),
     "true queries": changed_rows({"queries": True}),
@@ -187,6 +220,76 @@ def test_any_text_is_at_worst_a_damaged_line(text, names):
     assert kept_line.DAMAGED.fullmatch(line.name)
     store.drop(line.name, "test")
     assert len(texts()) == 3
+
+
+def test_an_empty_file_is_named_and_the_next_run_takes_its_place(names):
+    kept_file().write_text("")
+    with pytest.warns(UserWarning, match=r"kept-1.jsonl, line 1 .* is damaged \(the file is empty"):
+        assert store.read("test") == {}
+    (line,) = damaged()
+    store.drop(line.name, "test")
+    assert not kept_file().exists()
+    kept_file().write_text("")
+    with pytest.warns(UserWarning, match="is damaged"):
+        store.add(another(), "test")
+    assert len(texts()) == 1 and store.read("test").keys() == {"another"}
+
+
+@pytest.fixture
+def own_names(tmp_path, monkeypatch):
+    """As `names`, where a run's name must follow from what it is."""
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    return kept_runs.keep_three()
+
+
+def test_the_record_of_another_run_is_none_of_a_name(own_names):
+    linear, puma = own_names["linear"], own_names["puma"]
+    whole = store.record(linear, "test")
+    forged = [
+        store.record(puma, "test") | {"name": linear},
+        # Of the same method and loss.
+        store.record(own_names["again"], "test") | {"name": linear},
+        whole | {"run": whole["run"] | {"dim": 17}},
+        whole | {"environment": {"device": "cpu", "data": "0" * 64}},
+        whole | {"environment": {"device": "cpu"}},
+        whole | {"members": [puma]},
+    ]
+    for record in forged:
+        kept_file().write_text(line_of(record) + "\n")
+        with pytest.warns(UserWarning, match="by its settings it would be called|its 'data'"):
+            assert store.read("test") == {}
+    kept_file().write_text(line_of(whole) + "\n")
+    assert store.read("test").keys() == {linear}
+
+
+def test_of_weights_in_a_file_the_method_and_loss_of_a_name_are_checked(own_names):
+    """Another machine has other weights at the same place, and reads the line all the same."""
+    record = store.record(own_names["linear"], "test")
+    record["run"]["pretrained"] = "data/raw/gone.safetensors"
+    kept_line.check_finished(record)
+    with pytest.raises(ValueError, match="would be called linear-"):
+        kept_line.check_finished(record | {"name": own_names["puma"]})
+
+
+def test_a_record_of_other_settings_is_not_taken_for_a_row(own_names, monkeypatch):
+    any_name(monkeypatch)
+    other = store.record(own_names["puma"], "test") | {"name": own_names["linear"]}
+    kept_file().write_text(line_of(other) + "\n")
+    with pytest.raises(ValueError, match=r"has the settings of another run: .*runs remove linear"):
+        study.run_all({"row": RUNS["linear"]}, replace(kept_runs.PROFILE, seeds=(0,)))
+
+
+@pytest.mark.parametrize("content", ["", "\0\0\0", '{"run": '])
+def test_a_damaged_record_in_a_folder_is_removed_and_the_run_goes_on(content, own_names):
+    folder = trained(RUNS["puma"], seed=1, rate=0.6)
+    (folder / run_folder.FINISHED).write_text(content)
+    with (
+        pytest.warns(UserWarning, match=r"metrics.json is damaged .*removed, and the run goes on"),
+        store.held(folder),
+    ):
+        assert not (folder / run_folder.FINISHED).exists()
+        trained(RUNS["puma"], seed=1, rate=0.6)
+    assert store.compare_repeat(folder, "test").agree
 
 
 def pipe(file):

@@ -403,6 +403,16 @@ def test_a_table_is_shown_with_its_best_marked(results):
     assert study.marked(table[:0], values).data.empty
 
 
+def test_names_of_folders_are_no_tags_where_they_are_shown():
+    name = "<img src=x onerror=alert(1)>"
+    table = pd.DataFrame({name: ["71.2 [70.1, 72.3]", name]}, index=[name, "Linear"])
+    shown = study.marked(table, pd.DataFrame({name: [0.7, 0.6]}, index=table.index)).to_html()
+    assert "<img" not in shown and shown.count("&lt;img") == 3
+    assert "<b>71.2</b><br><small>[70.1,&nbsp;72.3]</small>" in shown
+    assert study.plain("a_b*<i>") == r"a\_b\*&lt;i&gt;"
+    assert study.plain("photos 2") == "photos 2"
+
+
 def test_large_datasets_are_those_that_the_profile_names():
     named = replace(PROFILE, data=config.Data(image_size=48), large=("flowers", "aircraft"))
     assert study.claims.large(named) == ("flowers", "aircraft")

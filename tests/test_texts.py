@@ -14,6 +14,19 @@ NAMES = ["red bird", "red car", "car"]
 HALF = 0.5**0.5
 
 
+def test_a_text_models_folder_is_told_from_another_of_its_name(tmp_path):
+    folder = tmp_path / "model" / "1_Pooling"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    model = str(folder.parent)
+    before = losses.texts.digest(model)
+    assert losses.texts.digest(model) == before != ""
+    (folder / "config.json").write_text("[]")
+    assert losses.texts.digest(model) != before
+    for named in ("words", "characters", "some/name-of-the-hub", ""):
+        assert losses.texts.digest(named) == ""
+
+
 def test_similarities_of_words():
     words = similarities("words", NAMES)
     assert words[0, 2] == 0 < words[0, 1] < words[1, 2] < 1

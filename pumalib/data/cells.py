@@ -14,6 +14,9 @@ def read_cells(file: Path) -> pd.DataFrame:
     which names the file and mostly the line, where it is no CSV of UTF-8 (with or without BOM), a
     column stands twice or a line has another number of cells; OSError where it cannot be read.
     """
+    # To read from a pipe would wait for ever.
+    if file.exists() and not file.is_file():
+        raise ValueError(f"{file} is no file of UTF-8 CSV: it is a folder, a pipe or a device")
     with file.open(encoding="utf-8-sig", newline="") as opened:
         lines = csv.reader(opened, strict=True)
         try:

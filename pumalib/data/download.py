@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import tarfile
+import time
 import warnings
 import zipfile
 import zlib
@@ -34,8 +35,9 @@ LEAST_BYTES = 1e9
 MOST_BYTES = 200e9
 # Read from a server, and of a file, at a time.
 BUFFER = 1 << 18
-# Of silence, after which a server is given up.
+# Of silence, after which a server is given up; so is one that sends less than this in a second.
 SECONDS = 60
+SLOWEST = 1000
 
 
 # ---- status
@@ -200,14 +202,38 @@ def _receive(response: "HTTPResponse", part: Path) -> None:
     goes_on = response.status == 206
     start = _size(part) if goes_on else 0
     total = start + int(response.headers.get("Content-Length", 0))
-    shown = tqdm.wrapattr(
-        response, "read", total=total or None, initial=start, desc=part.stem, **progress.pace()
+    shown = tqdm(
+        total=total or None,
+        initial=start,
+        desc=part.stem,
+        unit="B",
+        unit_scale=True,
+        **progress.pace(),
     )
-    with response, part.open("ab" if goes_on else "wb") as out, shown as counted:
-        shutil.copyfileobj(counted, out, BUFFER)
+    with response, part.open("ab" if goes_on else "wb") as out, shown:
+        for content in _bounded(response, start):
+            out.write(content)
+            shown.update(len(content))
+        out.flush()
+        os.fsync(out.fileno())
     have = _size(part)
     if have < total:
         raise ConnectionError(f"broke off after {have:,} of {total:,} bytes")
+
+
+def _bounded(response: "HTTPResponse", start: int) -> Iterator[bytes]:
+    """What a server sends; ConnectionError where it has no end, or comes drop by drop."""
+    began = time.monotonic()
+    received = 0
+    # What is there: to fill a whole buffer could take for ever.
+    while content := response.read1(BUFFER):
+        received += len(content)
+        if start + received > MOST_BYTES:
+            raise ConnectionError(f"sends more than {MOST_BYTES / 1e9:.0f} GB")
+        seconds = time.monotonic() - began
+        if seconds > SECONDS and received < SLOWEST * seconds:
+            raise ConnectionError(f"sends less than {SLOWEST:,} bytes a second")
+        yield content
 
 
 # ---- unpacking
@@ -228,6 +254,9 @@ def unpack(archive: Path, target: Path) -> None:
             _unpack_zip(archive, fresh)
         else:
             _unpack_tar(archive, fresh)
+        # Once for all files: one by one would take minutes for the largest dataset.
+        if hasattr(os, "sync"):
+            os.sync()
         shutil.copytree(fresh, target, copy_function=os.replace, dirs_exist_ok=True)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
         what = f"{archive}: damaged or cut short ({error})"

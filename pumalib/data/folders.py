@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from .. import paths
 from .cells import check_cells, check_once, read_cells
 from .table import COLUMNS, SPLITS, Benchmark, Reader, check_known
 
@@ -107,7 +108,7 @@ def load(
 
 
 def state(root: Path, datasets: Sequence[str] | None, split: Path | None) -> str:
-    """A digest of the names, sizes and times of change of all that `load` would read.
+    """A digest of the names of all that `load` would read, and of what changes with its contents.
 
     Its cost is a question to the file system per image: 20,000 take a tenth of a second.
     """
@@ -130,7 +131,7 @@ READER = Reader(load, needs_root=True, upright=True, options=("split",), state=s
 
 
 def _noted(name: str, state: os.stat_result) -> str:
-    return f"{name} {state.st_size} {state.st_mtime_ns}"
+    return f"{name} {paths.state(state)}"
 
 
 # ---- one look at a folder: for training, embedding and indexing
@@ -165,12 +166,12 @@ class LeftOut:
             "other_format": f"; save them as one of {', '.join(EXTENSIONS)}",
         }
         lines = []
-        for (what, paths), name in zip(kinds.items(), vars(self)):
-            if paths:
+        for (what, found), name in zip(kinds.items(), vars(self)):
+            if found:
                 # A name that is not UTF-8 cannot be printed as it is.
-                example = os.fsencode(min(paths)).decode(errors="backslashreplace")
+                example = os.fsencode(min(found)).decode(errors="backslashreplace")
                 remedy = remedies.get(name, "")
-                lines.append(f"{len(paths):,} {what}, for instance {example}{remedy}")
+                lines.append(f"{len(found):,} {what}, for instance {example}{remedy}")
         return lines
 
     def warn(self, root: Path) -> None:

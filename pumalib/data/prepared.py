@@ -15,7 +15,7 @@ from .table import Benchmark, cache_name, check, in_threads
 
 SIDE = 384  # the shorter side in pixels, at most
 QUALITY = 92  # of the JPEGs
-# File systems keep times to so many seconds or better.
+# Some file systems keep times to so many seconds, which are then even.
 SAME_TIME = 2
 
 
@@ -66,12 +66,23 @@ def unprepared(benchmark: Benchmark) -> list[str]:
 
 
 def _is_as_old(copy: Path, image: Path) -> bool:
-    """Whether a copy is there, and of the same time as its image."""
+    """Whether a copy is there, and is that of its image as it is now."""
     try:
-        copied = copy.stat().st_mtime
+        copied = copy.stat()
     except OSError:
         return False
-    return abs(copied - image.stat().st_mtime) <= SAME_TIME
+    # A power loss can leave an empty one.
+    if copied.st_size == 0:
+        return False
+    of_image = image.stat()
+    # It was changed after its copy was made, whatever time it was given.
+    if of_image.st_ctime_ns > copied.st_ctime_ns:
+        return False
+    apart = abs(copied.st_mtime - of_image.st_mtime)
+    if copied.st_mtime % SAME_TIME == 0:
+        return apart <= SAME_TIME
+    # A copy's time is set to that of its image, here to some decimals fewer.
+    return apart < 1e-3
 
 
 def _copies_folder(benchmark: Benchmark) -> Path:
@@ -101,6 +112,6 @@ def _copy(source: Path, target: Path) -> None:
     scale = min(1, SIDE / min(image.size))
     width, height = (max(1, round(length * scale)) for length in image.size)
     image = image.resize((width, height), Image.Resampling.BICUBIC)
-    with paths.written_whole(target) as temporary:
+    with paths.written_whole(target, durable=False) as temporary:
         image.save(temporary, "JPEG", quality=QUALITY, exif=exif)
         os.utime(temporary, ns=(changed, changed))

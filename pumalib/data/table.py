@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,8 @@ COLUMNS = ["path", "label", "class_name", "dataset", "split"]
 SPLITS = ("train", "val", "test", "query", "gallery")
 # Digests are written after so many files: a process that is killed loses only the last ones.
 WRITTEN_TOGETHER = 20_000
+# Nanoseconds by which file systems tell times apart, or better.
+SAME_TIME = 2 * 10**9
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -282,16 +285,20 @@ def warn_of_duplicates(benchmark: Benchmark) -> None:
 def _contents(root: Path, dataset: str, files: pd.Series) -> pd.Series:
     """SHA-256 of each of a dataset's files; only those that are new or changed are read.
 
-    Digests are kept in `paths.CACHE` by size, time of change and path.
+    Digests are kept in `paths.CACHE` by path and `paths.state`; but not of a file that was changed
+    just now, as the next change may have the same time.
     """
     cache = paths.CACHE / "contents" / cache_name(root) / f"{dataset}.json"
     known = _kept_digests(cache)
     keys = {}
+    fresh: set[str] = set()
     folder = str(root)
     for path in files:
         # A `Path` would take longer than the file system's answer.
-        state = os.stat(f"{folder}/{path}")  # noqa: PTH116
-        keys[path] = f"{state.st_size} {state.st_mtime_ns} {path}"
+        state = paths.state(os.stat(f"{folder}/{path}"))  # noqa: PTH116
+        keys[path] = f"{' '.join(map(str, state))} {path}"
+        if time.time_ns() - state[1] < SAME_TIME:
+            fresh.add(keys[path])
     new = [path for path, key in keys.items() if key not in known]
 
     def digest(path: str) -> str:
@@ -303,7 +310,8 @@ def _contents(root: Path, dataset: str, files: pd.Series) -> pd.Series:
         for path, value in zip(part, digests):
             known[keys[path]] = value
         with paths.written_whole(cache) as temporary:
-            temporary.write_text(json.dumps(known), "utf-8")
+            kept = {key: value for key, value in known.items() if key not in fresh}
+            temporary.write_text(json.dumps(kept), "utf-8")
     return files.map(keys).map(known)
 
 

@@ -189,8 +189,11 @@ def evaluate_files(vectors: Path, labels: Path | None = None) -> pd.DataFrame:
 
 def _read_vectors(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
     """The vectors of a file, and their paths where it has them."""
+    if file.exists() and not file.is_file():
+        raise ValueError(f"{file} is no file of numpy: it is a folder, a pipe or a device")
     try:
-        content = np.load(file)
+        # Mapped: a header that says terabytes is refused before they are asked for.
+        content = np.load(file, mmap_mode="r")
     except ValueError as error:
         raise ValueError(f"{file} is no file of numpy: {error}") from None
     if isinstance(content, np.ndarray):

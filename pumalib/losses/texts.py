@@ -56,11 +56,24 @@ def readable(name: str) -> str:
 
 
 def digest(source: str) -> str:
-    """What the file `source` holds, as SHA-256; "" where it names no file."""
+    """What the file or folder `source` holds, as SHA-256; "" where it names none."""
     file = _file(source)
-    if file is None:
-        return ""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    if file is not None:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    folder = paths.resolve(source)
+    if source and folder.is_dir():
+        return _folder_digest(folder)
+    return ""
+
+
+def _folder_digest(folder: Path) -> str:
+    """SHA-256 of the files of a text model, with their places below its folder."""
+    sha = hashlib.sha256()
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            sha.update(f"{file.relative_to(folder).as_posix()} {digest}\n".encode())
+    return sha.hexdigest()
 
 
 def _vectors(source: str, names: list[str]) -> np.ndarray:

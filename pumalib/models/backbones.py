@@ -257,8 +257,7 @@ def weights_digest(name: str, pretrained: str | bool | Path | None) -> str:
     """What the weights are, without loading them: a file's SHA-256, or the hub's name for them."""
     source = _source(name, pretrained)
     if isinstance(source, Path):
-        state = source.stat()
-        return _file_digest(source, state.st_mtime_ns, state.st_size)
+        return _file_digest(source, *paths.state(source.stat()))
     if source == "random":
         return "random"
     hub_name = _known(name).hf_hub_id or name
@@ -266,7 +265,7 @@ def weights_digest(name: str, pretrained: str | bool | Path | None) -> str:
 
 
 @lru_cache
-def _file_digest(file: Path, changed: int, size: int) -> str:
+def _file_digest(file: Path, *state: int) -> str:
     """Computed once for each state of a file: every run of a notebook asks."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

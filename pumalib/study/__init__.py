@@ -18,7 +18,7 @@ from .planning import plan
 from .results import Results, collect
 from .run_all import embed_kept, embeddings, loss_of, model, run_all, specific
 from .runs import list_runs, run_of
-from .show import marked
+from .show import marked, plain
 from .store import hits
 from .verdicts import scorecard
 
@@ -36,6 +36,7 @@ __all__ = [
     "loss_of",
     "marked",
     "model",
+    "plain",
     "plan",
     "printed",
     "run_all",

@@ -5,11 +5,13 @@ workers elsewhere are started, and what they must share, stands in docs/clusters
 """
 
 import logging
+import math
 import multiprocessing
 import os
 import socket
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,12 +30,21 @@ from ..training import run_folder
 # Variables by which a worker is told how many cores it may use.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+# Seconds after which workers of this machine that are gone do not come back by themselves.
+PATIENCE = 120
+
 # A worker of several threads still trains one run: torch's seeds are the process's.
 _one_at_a_time = threading.Lock()
 
 
 def run_each(
-    function: Callable, items: Mapping[str, tuple], address: str, shared: Path, unit: str = "run"
+    function: Callable,
+    items: Mapping[str, tuple],
+    address: str,
+    shared: Path,
+    *,
+    unit: str = "run",
+    patience: float = math.inf,
 ) -> None:
     """Call `function(*item)` for every item, by name, on the workers of a Dask scheduler.
 
@@ -42,7 +53,7 @@ def run_each(
     calls an item a `unit`.
 
     Raises RuntimeError where some failed, when all others are finished, and ConnectionError where
-    no scheduler answers.
+    no scheduler answers, or where for `patience` seconds it has no worker.
     """
     run_folder.make(shared)
     try:
@@ -51,7 +62,7 @@ def run_each(
             client.as_current(),
             tempfile.NamedTemporaryFile(dir=shared, prefix=".shared-") as marker,
         ):
-            failed = _call_each(client, marker.name, function, items, unit)
+            failed = _call_each(client, marker.name, function, items, unit=unit, patience=patience)
     except (CancelledError, ClosedClientError, CommClosedError) as error:
         remedy = f"call again when it is back: finished {unit}s are kept, others go on"
         raise ConnectionError(f"lost the Dask scheduler at {address}; {remedy}") from error
@@ -65,7 +76,9 @@ def _call_each(
     marker: str,
     function: Callable,
     items: Mapping[str, tuple],
+    *,
     unit: str,
+    patience: float,
 ) -> dict[str, BaseException]:
     """Call `function` for every item on the client's workers; by name what some raised."""
     # Items wait here, not in the scheduler, where those queued behind one that kills its workers
@@ -73,9 +86,18 @@ def _call_each(
     waiting = list(items.items())
     running: dict[distributed.Future, str] = {}
     failed: dict[str, BaseException] = {}
+    seen = time.monotonic()
     with bar(total=len(items), desc=f"{unit}s", unit=unit) as progress:
         while waiting or running:
             workers = len(client.nthreads())
+            if workers:
+                seen = time.monotonic()
+            elif time.monotonic() - seen > patience:
+                raise ConnectionError(
+                    f"for {patience:.0f} s there was no worker: they were ended, maybe for want of "
+                    f"memory (then ask for fewer, or a smaller micro_batch); call again: finished "
+                    f"{unit}s are kept, others go on"
+                )
             progress.set_postfix_str(_standing(workers, len(failed)))
             while waiting and len(running) < max(1, workers):
                 name, item = waiting.pop(0)

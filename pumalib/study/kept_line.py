@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import evaluation
+from .. import evaluation, models
+from ..config import Run
 from ..training import run_folder
 
 # A run's name becomes a path: "puma-proxynca++-1a2b3c4d" may, "..", "a/b" and ".hidden" may not.
@@ -27,6 +28,9 @@ _BEGINNING = re.compile(r'^\{"name": "([^"]+)"')
 _DEEPEST = 20
 # Columns of the table that count queries; all others are fractions.
 _COUNTS = ("queries", "excluded")
+# Numbers of a record that are no fractions, and what all of them are below.
+_LIMITED = ("seconds", "images_per_second", "trainable", "total")
+_LARGEST = 10**15
 # Two fractions that differ by less are equal: kept ones have eight digits.
 _ROUNDED = 1e-6
 
@@ -77,6 +81,12 @@ def parsed(file: Path, number: int, text: str, check: Check) -> Line:
         name = f"damaged-{run_folder.short_hash(text)}"
         return Line(file, number, text, name, begins, problem=str(error)[:200])
     return Line(file, number, text, record["name"], record["name"], record)
+
+
+def emptied(file: Path) -> Line:
+    """What stands for a file without lines, whose runs are lost."""
+    name = f"damaged-{run_folder.short_hash(file.name)}"
+    return Line(file, 1, "", name, "", problem="the file is empty")
 
 
 def written(record: dict[str, Any], check: Check) -> str:
@@ -143,12 +153,53 @@ def check_finished(record: dict[str, Any]) -> None:
     _need(record, "images_per_second", int, float, type(None))
     if "open_loss" in record:
         _need(record, "open_loss", int, float, type(None))
+    _check_size(record | record["parameters"])
     _check_table(record)
+    check_name_of(record)
+
+
+def check_name_of(record: dict[str, Any]) -> None:
+    """Raise ValueError where the name of a finished run does not follow from what it is.
+
+    Where images were drawn by the seed, or weights or texts are files that may be other ones here,
+    its hash cannot be made again: `run_all` and `runs verify` look at those.
+    """
+    if "members" in record:
+        expected = run_folder.ensemble_name(record["members"])
+    else:
+        expected = _expected_name(record)
+    if record["name"] != expected:
+        raise ValueError(f"by its settings it would be called {expected}")
+
+
+def _expected_name(record: dict[str, Any]) -> str:
+    """The name of a run by its settings and by the digest of its data."""
+    run = Run.from_dict(record["run"])
+    environment = record["environment"]
+    _need(environment, "data", str)
+    digest = environment["data"]
+    if run.training.score_epochs:
+        _need(environment, "held_out", str)
+        digest += environment["held_out"]
+    _, _, identity = record["name"].rpartition("-")
+    kind = f"{run.method.name}-{run.loss}-{identity}"
+    is_of_a_file = run.pretrained not in models.saved.WITHOUT_FILE or "texts" in run.loss_settings
+    if run.data.shots or is_of_a_file:
+        return kind
+    return run_folder.name_by_digests(run, digest, run_folder.weights_digest(run))
 
 
 def _need(content: dict[str, Any], key: str, *kinds: type) -> None:
     if not isinstance(content.get(key, ...), kinds):
         raise ValueError(f"its {key!r} is missing, or of another kind")
+
+
+def _check_size(numbers: dict[str, Any]) -> None:
+    """Raise ValueError for a number that no run has: 10^400 cannot even be computed with."""
+    for key in _LIMITED:
+        value = numbers.get(key)
+        if value is not None and not 0 <= value < _LARGEST:
+            raise ValueError(f"its {key!r} is no number that a run has")
 
 
 def _check_members(record: dict[str, Any]) -> None:
@@ -179,14 +230,7 @@ def _check_depth(value: Any, depth: int = 0) -> None:
 
 def _check_table(record: dict[str, Any]) -> None:
     """Every row has a dataset and numbers; hits and classes are those of rows, and give its R@1."""
-    _need(record, "table", list)
-    rows = {}
-    for row in record["table"]:
-        if not isinstance(row, dict):
-            raise ValueError("a row of its 'table' is of another kind")
-        _check_row(row)
-        rows[row["dataset"]] = row
-
+    rows = _rows_of(record)
     for part in ("hits", "classes"):
         _need(record, part, dict)
         for dataset, text in record[part].items():
@@ -195,10 +239,30 @@ def _check_table(record: dict[str, Any]) -> None:
             bits = _unpacked(part, dataset, text, rows[dataset]["queries"])
             if part == "hits":
                 _check_close(rows[dataset], bits.mean(), "its hits")
+        # The harmonic mean is that of the datasets, and has none of its own.
+        without = rows.keys() - record[part].keys() - {"harmonic"}
+        if without:
+            raise ValueError(f"its {part!r} lack those of {min(without)!r}")
     if "harmonic" in rows:
         own = [row["R@1"] for name, row in rows.items() if name not in evaluation.OVERALL]
         mean = float(evaluation.harmonic_mean(np.array(own)))
         _check_close(rows["harmonic"], mean, "its datasets")
+
+
+def _rows_of(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rows of its table by dataset: one or more, each once."""
+    _need(record, "table", list)
+    if not record["table"]:
+        raise ValueError("its 'table' is empty")
+    rows: dict[str, dict[str, Any]] = {}
+    for row in record["table"]:
+        if not isinstance(row, dict):
+            raise ValueError("a row of its 'table' is of another kind")
+        _check_row(row)
+        if row["dataset"] in rows:
+            raise ValueError(f"its 'table' has {row['dataset']!r} twice")
+        rows[row["dataset"]] = row
+    return rows
 
 
 def _unpacked(part: str, dataset: str, text: str, count: int) -> np.ndarray:
@@ -226,7 +290,7 @@ def _check_row(row: dict[str, Any]) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"its {key!r} {where} is no number")
         if key in _COUNTS:
-            if not isinstance(value, int) or value < 0:
+            if not isinstance(value, int) or not 0 <= value < _LARGEST:
                 raise ValueError(f"its {key!r} {where} is no number of queries")
         elif not 0 <= value <= 1:
             raise ValueError(f"its {key!r} {where} is no fraction")

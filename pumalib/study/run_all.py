@@ -97,6 +97,7 @@ def run_all(
         wanted = list(asked(rows, profile, side, done))
         for one in wanted:
             runs_by_name.update(zip(one.run_names, one.runs))
+    _require_own_records(runs_by_name, done, profile.name)
     missing = {
         name: run for name, run in runs_by_name.items() if name not in done and name not in failed
     }
@@ -128,6 +129,22 @@ def _require_known_losses(profile: Profile) -> None:
             except ValueError as error:
                 where = f"profile {profile.name!r}, tuned_losses.{method}"
                 raise ValueError(f"{where}: {error}") from None
+
+
+def _require_own_records(
+    runs: Mapping[str, Run], done: Mapping[str, dict[str, Any]], profile: str
+) -> None:
+    """Raise ValueError where the kept record of a run, by name, is that of another run."""
+    for name, run in runs.items():
+        if name not in done:
+            continue
+        kept = Run.from_dict(done[name]["run"])
+        if kept.identity("", "") != run.identity("", ""):
+            removed = store.HOW_TO_REMOVE.format(name=name)
+            raise ValueError(
+                f"what is kept in profile {profile} as {name} has the settings of another run: "
+                f"{removed}, and it is trained again"
+            )
 
 
 def _failed_rows(wanted: list[Wanted], may_fail: Collection[str], profile: str) -> dict[str, str]:
@@ -203,7 +220,7 @@ def _train_on_workers(
         cluster.run_each(_train_for, jobs, profile.dask, shared)
         return
     with cluster.local(profile.jobs) as address:
-        cluster.run_each(_train_for, jobs, address, shared)
+        cluster.run_each(_train_for, jobs, address, shared, patience=cluster.PATIENCE)
 
 
 def _train_for(content: dict[str, Any], folder: str) -> None:

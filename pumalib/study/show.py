@@ -1,5 +1,6 @@
 """Tables as HTML that GitHub and JupyterLab show alike."""
 
+import html
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 IN_BRACKETS = re.compile(r" ([\[(].*?[])])")
 # The number before that, once it stands below: "71.2" of "71.2<br><small>[70.1]</small>".
 NUMBER = re.compile(r"^[^<]+")
+# What Markdown makes something of.
+MARKS = re.compile(r"[\\`*_\[\]$|~#]")
 PADDING = {"selector": "td, th", "props": "padding: 0.3em 0.2em"}
 # The tag of the best, and of the second.
 TAGS = {1: "b", 2: "u"}
@@ -31,12 +34,19 @@ def marked(table: pd.DataFrame, values: pd.DataFrame) -> "Styler":
         for place, tag in TAGS.items():
             tagged = texts[name].map(lambda text, tag=tag: _tagged(text, tag))
             texts[name] = texts[name].where(places[name] != place, tagged)
-    return texts.style.set_table_styles([PADDING])
+    shown = texts.style.set_table_styles([PADDING])
+    # Names of folders are headings.
+    return shown.format_index(escape="html", axis=0).format_index(escape="html", axis=1)
+
+
+def plain(name: str) -> str:
+    """The name of a dataset as Markdown shows it: no tag, no formatting, whatever it holds."""
+    return MARKS.sub(r"\\\g<0>", html.escape(name, quote=False))
 
 
 def _text(cell: Any) -> str:
     if isinstance(cell, str):
-        return IN_BRACKETS.sub(_below, cell)
+        return IN_BRACKETS.sub(_below, html.escape(cell, quote=False))
     if pd.isna(cell):
         return ""
     if isinstance(cell, float):

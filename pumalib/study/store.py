@@ -7,6 +7,7 @@ a folder, `results/<profile>/runs/<name>/`.  A `profile` may be the path of anot
 """
 
 import difflib
+import itertools
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,8 +34,8 @@ REPEATED = "repeated.jsonl"
 FAILED = "failed.jsonl"
 HOW_TO_REMOVE = "`python -m pumalib runs remove {name} --yes`"
 
-# A file and what changes with its contents: time, size and inode.
-State = tuple[Path, int, int, int]
+# A file and its `paths.state`.
+State = tuple[Path, int, int, int, int]
 
 
 class NotKept(FileNotFoundError):  # noqa: N818 - notebooks and their summary call it so
@@ -62,9 +63,18 @@ class Repeat:
 def place(name: str, profile: str | Path) -> Path:
     """Where the folder of a run is, or a link to it.
 
-    Raises ValueError where no run may be called so.
+    Raises ValueError where no run may be called so, or the folder of all is a link.
     """
-    return paths.RESULTS / profile / "runs" / kept_line.checked_name(name)
+    kept_line.checked_name(name)
+    home = paths.RESULTS / profile
+    runs = home / "runs"
+    inside = home.parent.resolve() / home.name / "runs"
+    if runs.resolve() != inside:
+        raise ValueError(
+            f"{paths.shown(runs)} is a link, or below one, to {runs.resolve()}: remove it; to have "
+            "results on another disk set PUMALIB_RESULTS=<folder>"
+        )
+    return runs / name
 
 
 def folder(name: str, profile: str | Path) -> Path:
@@ -212,8 +222,7 @@ def _kept_files(profile: str | Path) -> list[Path]:
 
 
 def _state(file: Path) -> State:
-    stat = file.stat()
-    return file, stat.st_mtime_ns, stat.st_size, stat.st_ino
+    return file, *paths.state(file.stat())
 
 
 @lru_cache(maxsize=32)
@@ -245,7 +254,11 @@ def _lines_of(file: Path) -> list[Line]:
 
 @lru_cache(maxsize=64)
 def _parsed(file: Path, *state: int) -> tuple[Line, ...]:
-    """The lines of a file in this state; blank ones hold nothing."""
+    """The lines of a file in this state; blank ones hold nothing.
+
+    A file without any is a damaged line without text: none is ever written so, but a power loss
+    can leave it.
+    """
     content = file.read_text(encoding="utf-8", errors="backslashreplace")
     check = kept_line.check_finished
     if file.name == FAILED:
@@ -255,6 +268,8 @@ def _parsed(file: Path, *state: int) -> tuple[Line, ...]:
     for number, text in enumerate(content.split("\n"), 1):
         if text.strip():
             found.append(kept_line.parsed(file, number, text, check))
+    if not found:
+        found.append(kept_line.emptied(file))
     for line in found:
         if line.record is None:
             warnings.warn(
@@ -311,12 +326,14 @@ def put(name: str, text: str, profile: str | Path) -> None:
                 holding.append(file)
             if len(found) < FULL and file.stat().st_size < FULL_BYTES:
                 roomy.append(file)
-        new = home / f"kept-{len(by_file) + 1}.jsonl"
+        numbers = (home / f"kept-{number}.jsonl" for number in itertools.count(1))
+        new = next(file for file in numbers if file not in by_file)
         # Where the run stands already, else where there is room.
         chosen = [*holding, *roomy, new][0]
 
         for file in dict.fromkeys([chosen, *holding]):
-            others = [line for line in by_file.get(file, []) if line.begins != name]
+            # An empty file has a damaged line without text.
+            others = [line for line in by_file.get(file, []) if line.begins != name and line.text]
             # Damaged lines without a name at their beginning go by the one they were given.
             name_of = {line.text: line.begins or line.name for line in others}
             if file == chosen:
@@ -350,8 +367,8 @@ def held(where: Path) -> Iterator[None]:
     run_folder.make(where)
     with FileLock(where / run_folder.LOCK):
         # Without its model it is trained again, even where its numbers are there.
-        if not (where / MODEL).is_file():
-            (where / run_folder.FINISHED).unlink(missing_ok=True)
+        if run_folder.is_finished(where) and not (where / MODEL).is_file():
+            (where / run_folder.FINISHED).unlink()
         require_none_failed([where.name], profile)
         try:
             yield
@@ -414,4 +431,9 @@ def _locked(profile: str | Path) -> Iterator[Path]:
 
 
 def _write(file: Path, texts: list[str]) -> None:
+    """Write the lines of a file; without any there is none, as an empty one is damaged."""
+    if not texts:
+        file.unlink()
+        paths.sync_folder(file.parent)
+        return
     run_folder.write_text(file, "".join(f"{text}\n" for text in texts))

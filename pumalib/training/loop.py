@@ -30,7 +30,7 @@ from ..embedder import embed_rows
 from ..models import whitening
 from . import checkpoint, held_out, parallel, run_folder, watch
 from .checkpoint import Reached
-from .run_folder import CHECKPOINTS, FINISHED, SETTINGS, write_text
+from .run_folder import CHECKPOINTS, SETTINGS, write_text
 
 # Test images up to so many are all decoded before the training, within a minute: a damaged one is
 # found now and not after days.
@@ -85,7 +85,7 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
     Raises NonFiniteLoss, ValueError (settings, data or weights that do not fit), OSError (the
     folder cannot be written).
     """
-    if (folder / FINISHED).is_file():
+    if run_folder.is_finished(folder):
         return folder
 
     about = folder.name

@@ -1,6 +1,7 @@
 """The folder of a run: its name, its lock, its files."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,21 @@ def run_name(run: Run) -> str:
 
     Raises ValueError or OSError where data or weights are not on this machine.
     """
-    weights = models.backbones.weights_digest(run.backbone, run.pretrained)
-    weights += losses.texts.digest(run.loss_settings.get("texts", ""))
+    weights = weights_digest(run)
     contents = data.load(run.data).digest
     if run.training.score_epochs:
         # They choose the epoch that is kept.
         contents += data.held_out(run.data).digest
     return name_by_digests(run, contents, weights)
+
+
+def weights_digest(run: Run) -> str:
+    """What the weights of a run are, and the texts of its loss.
+
+    Raises ValueError or OSError where they are not on this machine.
+    """
+    weights = models.backbones.weights_digest(run.backbone, run.pretrained)
+    return weights + losses.texts.digest(run.loss_settings.get("texts", ""))
 
 
 def name_by_digests(run: Run, data_digest: str, weights_digest: str) -> str:
@@ -44,12 +53,12 @@ def ensemble_name(members: list[str]) -> str:
 
 
 def make(folder: Path) -> None:
-    """Make the folder, and sweep what dead processes left in it.
+    """Make the folder, and sweep what processes that died long ago left in it.
 
     An OSError says how to write elsewhere.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        paths.make_folder(folder)
     except OSError as error:
         why = f"cannot make {folder}: {error.strerror}; {paths.remedy(folder, error)}"
         raise OSError(error.errno, why) from error
@@ -66,6 +75,24 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Write what a finished run leaves, with a digest of it."""
     text = json.dumps(record | {"digest": short_hash(record)})
     write_text(folder / FINISHED, text)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run has finished here.
+
+    A damaged record, as a power loss leaves an empty one, is removed with a warning: the run goes
+    on from its checkpoint, or starts anew.
+    """
+    file = folder / FINISHED
+    if not file.is_file():
+        return False
+    try:
+        read_record(folder)
+    except ValueError as error:
+        warnings.warn(f"{error}; the record is removed, and the run goes on", stacklevel=3)
+        file.unlink(missing_ok=True)
+        return False
+    return True
 
 
 def read_record(folder: Path) -> dict[str, Any]:
