@@ -203,7 +203,7 @@ def train(
         if name in values:
             raise click.UsageError(f"-p {name} is for several runs; this is one, see --seed")
 
-    from . import config, training
+    from . import config, models, training
     from .study import one_run, store
 
     config.require_values(values)
@@ -217,6 +217,7 @@ def train(
         report = one_run.train_again(method, chosen.name)
     else:
         one_run.require_kept_nowhere_else(method, chosen.name)
+        settings = models.with_own_settings(method, settings)
         config.method(method, **settings)  # refuses what is no setting of a method
         new = chosen.run(method, loss=loss, seed=seed, **settings)
         report = one_run.train_new(new, chosen.name)

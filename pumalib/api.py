@@ -3,6 +3,7 @@
 `import pumalib` gives them by name: `pumalib.train`, not `pumalib.api.train`.
 """
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pandas as pd
 import torch
 from filelock import FileLock
 
-from . import config, data, embedder, evaluation, losses, paths, training
+from . import config, data, embedder, evaluation, losses, models, paths, training
 from .training import run_folder
 
 
@@ -83,7 +84,10 @@ def train(
         home = paths.RESULTS
     else:
         profile = run if isinstance(run, config.Profile) else config.profile(run)
-        chosen = profile.run(_named(method), **changes)
+        named = _named(method)
+        # What else `Profile.run` takes is no setting.
+        others = inspect.signature(config.Profile.run).parameters
+        chosen = profile.run(named, **models.with_own_settings(named, changes, others))
         home = paths.RESULTS / profile.name
 
     if folder is None:

@@ -248,11 +248,11 @@ def method(name: str | Method, /, **settings: Any) -> Method:
     else:
         raise ValueError(_unknown(name, METHODS, "method"))
     where = f"method {chosen.name!r}"
-    _require_known(where, settings, _settings_of_method())
+    _require_known(where, settings, settings_of_method())
     return _changed(chosen, settings, where)
 
 
-def _settings_of_method() -> list[str]:
+def settings_of_method() -> list[str]:
     """The fields of a `Method` that may be set: all but its name."""
     return [name for name in _names(Method) if name != "name"]
 
@@ -492,7 +492,7 @@ class Profile:
         if name not in METHODS:
             raise ValueError(f"tuned: {_unknown(name, METHODS, 'method')}")
         where = f"tuned.{name}"
-        known = [*_names(Training), *_settings_of_method()]
+        known = [*_names(Training), *settings_of_method()]
         _require_known(where, settings, known)
         _changed(METHODS[name], _only_fields(settings, Method), where)
         _changed(self.training, _only_fields(settings, Training), where)

@@ -13,6 +13,7 @@ import secrets
 import stat
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,7 +54,25 @@ def _default_cache() -> Path:
     return _cache_of_user()
 
 
+def _warn_of_another_checkout(root: Path) -> None:
+    """Warn where this code is one checkout's, and another one is named or stood in.
+
+    Where two share an environment, a kernel imports the one that is installed there.
+    """
+    around = Path(__file__).resolve().parent.parent
+    if not _is_checkout(around):
+        return
+    here = Path.cwd()
+    for other in (root, here, here.parent):
+        if other != around and _is_checkout(other) and (other / "pumalib").is_dir():
+            what = f"pumalib is imported from {around}, and data and results are those of {root}"
+            remedy = f"for {other}: PYTHONPATH={other} PUMALIB_ROOT={other}, before Python starts"
+            warnings.warn(f"{what}; {remedy}", stacklevel=2)
+            return
+
+
 ROOT = _from_environment("PUMALIB_ROOT", _default_root())
+_warn_of_another_checkout(ROOT)
 IN_CHECKOUT = _is_checkout(ROOT)
 RESULTS = _from_environment("PUMALIB_RESULTS", ROOT / "results")
 CACHE = _from_environment("PUMALIB_CACHE", _default_cache())

@@ -1,8 +1,8 @@
 """A stranger adds a loss, a method, a benchmark and a notebook, each in one file and one entry.
 
-All four are added to a copy of the project.  There each of them trains at smoke size, and nothing
-else changes: no kept run gets another name, no method another colour, and the tests that walk the
-tables stay green.
+All four are added to a copy of the project, in which another stranger added four before.  There
+each of them trains at smoke size, notebooks compare them, and nothing else changes: no kept run
+gets another name, no method another colour, and the tests that walk the tables stay green.
 """
 
 import json
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from test_parts import IA3
 
 from pumalib import figures, paths
 
@@ -69,9 +70,9 @@ class Settings:
 class Part(parts.Part):
     """One scale and one shift for each feature of each branch."""
 
-    def __init__(self, settings: Settings, width: int, layers: int) -> None:
+    def __init__(self, settings: Settings, shapes: parts.Shapes) -> None:
         super().__init__()
-        shape = (layers, len(parts.BRANCHES), width)
+        shape = (shapes.layers, len(parts.BRANCHES), shapes.width)
         self.scale = nn.Parameter(torch.full(shape, settings.start))
         self.shift = nn.Parameter(torch.zeros(shape))
 
@@ -123,7 +124,7 @@ dim: 16
 training: {epochs: 1, batch_size: 8}
 """
 
-# file: (above which line, the entry)
+# file: (above which line, the first that begins so, the entry)
 ENTRIES = {
     "pumalib/losses/__init__.py": [
         ("from .pair import", "from .logistic import Logistic"),
@@ -133,7 +134,7 @@ ENTRIES = {
         ('    Method("pretrained"', '    Method("scale-shift", part="scale_shift"),'),
     ],
     "pumalib/data/readers.py": [
-        ("from . import folders, mini, paper", "from . import squares"),
+        ("from . import", "from . import squares"),
         ('    "mini": mini.READER,', '    "squares": squares.READER,'),
     ],
 }
@@ -142,6 +143,25 @@ FILES = {
     "pumalib/models/scale_shift.py": METHOD,
     "pumalib/data/squares.py": BENCHMARK,
     "notebooks/profiles/squares.yaml": PROFILE,
+}
+
+# What was added before, of other names.
+EARLIER_ENTRIES = {
+    "pumalib/losses/__init__.py": [
+        ("from .hyperbolic import", "from .circle import Circle"),
+        ('    "contrastive": Contrastive,', '    "circle": Circle,'),
+    ],
+    "pumalib/config.py": [
+        ('    Method("pretrained"', '    Method("ia3", part="ia3"),'),
+    ],
+    "pumalib/data/readers.py": [
+        ('    "mini": mini.READER,', '    "csv_table": csv_table.READER,'),
+    ],
+}
+EARLIER_FILES = {
+    "pumalib/losses/circle.py": LOSS.replace("Logistic", "Circle"),
+    "pumalib/models/ia3.py": IA3.lstrip(),
+    "pumalib/data/csv_table.py": BENCHMARK.replace("squares", "csv_table"),
 }
 
 # All in one process: importing takes longer than what is asked.
@@ -158,6 +178,7 @@ folders = [
     pumalib.train("smoke", "scale-shift"),
     pumalib.train("smoke", "linear", loss="logistic"),
     pumalib.train("squares", "linear"),
+    pumalib.train("smoke", "ia3", inner=False),
 ]
 verified = io.StringIO()
 with contextlib.redirect_stdout(verified):
@@ -174,6 +195,7 @@ WALKING = [
     "tests/test_house.py",
     "tests/test_losses.py",
     "tests/test_notebooks.py::test_template",
+    "tests/test_findings.py::test_a_notebook_opens_with_its_finding_and_ends_with_it",
     "tests/test_training.py::test_every_parameter_of_a_loss_has_a_gradient",
     "tests/test_models.py",
 ]
@@ -181,9 +203,25 @@ WALKING = [
 
 def add_entry(file: Path, above: str, line: str) -> None:
     lines = file.read_text("utf-8").splitlines(keepends=True)
-    (place,) = [number for number, other in enumerate(lines) if other.startswith(above)]
+    place = next(number for number, other in enumerate(lines) if other.startswith(above))
     lines.insert(place, f"{line}\n")
     file.write_text("".join(lines), "utf-8")
+
+
+def add(home: Path, files: dict, entries: dict) -> None:
+    for name, content in files.items():
+        (home / name).write_text(content, "utf-8")
+    for name, of_file in entries.items():
+        for above, line in of_file:
+            add_entry(home / name, above, line)
+
+
+def named(notebook: Path, original: str, name: str) -> None:
+    """Name a copy of a notebook after itself."""
+    text = notebook.read_text("utf-8")
+    assert f'notebook = \\"{original}\\"' in text
+    changed = text.replace(f'notebook = \\"{original}\\"', f'notebook = \\"{name}\\"')
+    notebook.write_text(changed, "utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -198,11 +236,17 @@ def project(tmp_path_factory):
     for name in ("pyproject.toml", "conftest.py", ".gitignore"):
         shutil.copy(paths.ROOT / name, home)
 
-    for name, content in FILES.items():
-        (home / name).write_text(content, "utf-8")
-    for name, entries in ENTRIES.items():
-        for above, line in entries:
-            add_entry(home / name, above, line)
+    # As ruff sorts it: in the line of the others.
+    readers = home / "pumalib" / "data" / "readers.py"
+    text = readers.read_text("utf-8")
+    readers.write_text(text.replace("from . import ", "from . import csv_table, ", 1), "utf-8")
+    shutil.copy(
+        home / "notebooks" / "18_training_length.ipynb", home / "notebooks" / "81_other.ipynb"
+    )
+    named(home / "notebooks" / "81_other.ipynb", "training_length", "other")
+
+    add(home, EARLIER_FILES, EARLIER_ENTRIES)
+    add(home, FILES, ENTRIES)
     # A copied notebook whose name was not changed.
     shutil.copy(home / "notebooks" / "03_components.ipynb", home / "notebooks" / "80_mine.ipynb")
     return home
@@ -243,6 +287,7 @@ def test_each_trains(found, project):
         "scale-shift-curricularface",
         "linear-logistic",
         "linear-curricularface",
+        "ia3-curricularface",
     ]
     for folder in folders:
         record = json.loads((Path(folder) / "metrics.json").read_text())
@@ -272,15 +317,34 @@ def test_no_method_changes_its_colour(found):
     there = found["looks"]
     assert "scale-shift" in there
     for name, look in there.items():
-        if name != "scale-shift":
+        if name not in ("scale-shift", "ia3"):
             assert tuple(look) == tuple(figures.looks_of([name])[name])
+
+
+def test_a_loss_is_planned_by_the_notebooks(python):
+    given = ["--plan", "--profile", "smoke", "-p"]
+    for notebooks, parameter in ((["05"], "losses"), (["21", "29"], "losses_")):
+        said = python("-m", "pumalib", "run", *notebooks, *given, f"{parameter}=[circle]")
+        runs = {line.split()[0][:2]: line.split()[1] for line in said.splitlines() if line}
+        assert all(int(runs[number]) > 1 for number in notebooks), said
+
+
+def test_a_method_is_in_each_table_of_methods(python, project):
+    given = ["--profile", "smoke", "-p", "epochs=1", "-p", "methods=[linear, ia3]"]
+    python("-m", "pumalib", "run", "06", *given)
+    executed = nbformat.read(project / "results" / "smoke" / "06_adaptation_methods.ipynb", 4)
+    tables = [
+        output.data["text/html"]
+        for cell in executed.cells
+        for output in cell.get("outputs", [])
+        if "text/html" in output.get("data", {})
+    ]
+    with_rows = [html for html in tables if "Linear Emb." in html]
+    assert len(with_rows) >= 3
+    assert all("ia3" in html for html in with_rows)
 
 
 def test_the_tests_that_walk_the_tables_stay_green(python, project):
     # A copy is named after itself by whoever keeps it; `run` does so anyway.
-    notebook = project / "notebooks" / "80_mine.ipynb"
-    text = notebook.read_text("utf-8")
-    notebook.write_text(
-        text.replace('notebook = \\"components\\"', 'notebook = \\"mine\\"'), "utf-8"
-    )
+    named(project / "notebooks" / "80_mine.ipynb", "components", "mine")
     python("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *WALKING)

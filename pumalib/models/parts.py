@@ -5,7 +5,9 @@ one is a file `pumalib/models/<name>.py` with two classes, and a line in `config
 `Method("my-method", part="<name>", part_settings={...})`:
 
 - `Settings`, a frozen dataclass whose defaults switch the part on;
-- `Part`, a subclass of the `Part` below, constructed as `Part(settings, width, layers)`.
+- `Part`, a subclass of the `Part` below, constructed as `Part(settings, shapes)`.
+
+`tests/test_parts.py` has the parts of three published methods so: (IA)3, BitFit and SSF.
 """
 
 import dataclasses
@@ -13,6 +15,8 @@ import difflib
 import importlib
 import pkgutil
 import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +27,42 @@ from torch import Tensor, nn
 from .. import config
 
 BRANCHES = ("attn", "mlp")
+# What has a weight or a bias in the backbone, and the activation between the two of an MLP, in
+# their order: the first before all layers, the last after them, the others in each layer.
+PLACES = ("patch_embed", "norm1", "qkv", "proj", "norm2", "fc1", "act", "fc2", "norm")
+PLACES_OF_A_LAYER = PLACES[1:-1]
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The sizes of a backbone of plain blocks."""
+
+    # D, features of a token.
+    width: int
+    # L, blocks.
+    layers: int
+    # Features between the two linear layers of an MLP.
+    hidden: int
+    # Heads of the attention.
+    heads: int
+
+    def layers_at(self, place: str) -> int:
+        """How often one of `PLACES` comes: in each layer, or once."""
+        if place in PLACES_OF_A_LAYER:
+            return self.layers
+        return 1
+
+    def features(self, place: str) -> int:
+        """How many features a token has at one of `PLACES`; query, key and value are side by side.
+
+        >>> Shapes(width=384, layers=12, hidden=1536, heads=6).features("qkv")
+        1152
+        """
+        if place == "qkv":
+            return 3 * self.width
+        if place in ("fc1", "act"):
+            return self.hidden
+        return self.width
 
 
 class Part(nn.Module):
@@ -57,6 +97,15 @@ class Part(nn.Module):
         """Change query, key and value of all heads, (B, N, D) each, of the normalised input `h`."""
         return products
 
+    def activations(self, layer: int, place: str, x: Tensor, gates: Tensor | None) -> Tensor:
+        """Change what the backbone gives at a place of `PLACES`, (B, N, `shapes.features(place)`).
+
+        `layer` is 0 at "patch_embed", which has no class token, and at "norm" (the identity in a
+        backbone that normalises what it has pooled).  At the last MLP, N may be the class token
+        alone.
+        """
+        return x
+
     def addition(
         self, layer: int, branch: str, h: Tensor, out: Tensor, gates: Tensor | None
     ) -> Tensor | None:
@@ -74,12 +123,12 @@ class Part(nn.Module):
         """
 
 
-def own_part(method: config.Method, width: int, layers: int) -> Part:
+def own_part(method: config.Method, shapes: Shapes) -> Part:
     """Make the part of a module of its own that `method.part` names.
 
     Raises ValueError where there is no such part, or where `method.part_settings` are not its own.
     """
-    part: Part = _module(method.part).Part(_settings(method), width, layers)
+    part: Part = _module(method.part).Part(_settings(method), shapes)
     return part
 
 
@@ -91,6 +140,44 @@ def part_settings(method: config.Method) -> dict[str, Any]:
     if not method.part:
         return {}
     return dataclasses.asdict(_settings(method))
+
+
+def with_own_settings(
+    method: str | config.Method, settings: Mapping[str, Any], known: Collection[str] = ()
+) -> dict[str, Any]:
+    """Settings by their names, those of the method's own part gathered in `part_settings`.
+
+    `known` are names that are no settings of a method and stay as they are.  Raises ValueError for
+    an unknown name, for one that both the method and its part have, and as `own_part` does.
+    """
+    chosen = config.method(method)
+    part = settings.get("part", chosen.part)
+    if not part:
+        return dict(settings)
+
+    own = [field.name for field in dataclasses.fields(_module(part).Settings)]
+    of_method = config.settings_of_method()
+    gathered = dict(settings.get("part_settings", chosen.part_settings))
+    others = {}
+    for name, value in settings.items():
+        if name in own and (name in of_method or name in known):
+            what = f"{name!r} is a setting of method {chosen.name!r} and of its part {part!r}"
+            raise ValueError(f"{what}: rename it in the Settings of the part")
+        if name in own:
+            gathered[name] = value
+        elif name in of_method or name in known:
+            others[name] = value
+        else:
+            near = difflib.get_close_matches(name, [*own, *of_method], 1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            listed = f"of part {part!r}: {', '.join(own) or 'none'}; of a method: "
+            raise ValueError(
+                f"method {chosen.name!r}: unknown setting {name!r}; {meant}{listed}"
+                + ", ".join(of_method)
+            )
+    if gathered:
+        others["part_settings"] = gathered
+    return others
 
 
 def _settings(method: config.Method) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 import nbformat
 import pandas as pd
 import papermill
+from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
@@ -134,6 +135,7 @@ def plan(
     nothing: the cells of all notebooks up to their cells `rows` are executed as one notebook, in
     one kernel.  `images_per_second` is that of `planning.plan`.
     """
+    _warn_of_another_python()
     parts = {
         notebook: _planning_cells(notebook, values, images_per_second)
         for notebook, values in wanted.items()
@@ -247,6 +249,7 @@ def _execute_together(cells: list[NotebookNode]) -> None:
     joined = nbformat.v4.new_notebook(cells=cells)
     client = NotebookClient(joined, allow_errors=True, kernel_name="python3", timeout=None)
     client.extra_arguments = QUIET
+    _lead_to_this_package()
     _silence_widgets()
     client.execute(cwd=str(paths.NOTEBOOKS))
 
@@ -284,6 +287,7 @@ class Outcome:
 
 def run(wanted: Mapping[Path, Parameters], profile: str) -> int:
     """Execute notebooks into `results/<profile>/` and say what became of each; 1 if one failed."""
+    _warn_of_another_python()
     folder = paths.RESULTS / profile
     run_folder.make(folder)
     outcomes = []
@@ -367,6 +371,19 @@ def execute(notebook: Path, folder: Path, values: Parameters) -> None:
             raise
         nbformat.write(clean(executed), temporary)
     failed.unlink(missing_ok=True)
+
+
+def _warn_of_another_python() -> None:
+    """Warn where kernels start with another Python, whose packages are others."""
+    python = Path(KernelSpecManager().get_kernel_spec("python3").argv[0])
+    # By its name alone it is this one.
+    if not python.is_absolute():
+        return
+    # Links of two environments may lead to one Python.
+    if python.parent.resolve() != Path(sys.executable).parent.resolve():
+        what = f"the kernel python3 is {python}, not this {sys.executable}"
+        remedy = "set JUPYTER_PREFER_ENV_PATH=1, or remove it: jupyter kernelspec remove python3"
+        warnings.warn(f"{what}: notebooks run with its packages; {remedy}", stacklevel=3)
 
 
 def _lead_to_this_package() -> None:

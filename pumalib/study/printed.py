@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from .. import config, evaluation, paths
-from ..models import build, count_parameters
+from ..models import backbones, build, count_parameters
 
 PAPER_DATASETS = ("cub", "cars", "sop", "inshop", "nabirds", "dogs", "flowers", "aircraft")
 LARGE = ("sop", "inshop")  # "large-scale datasets such as SOP and In-Shop", Sec. 5.1
@@ -134,7 +134,7 @@ def _counted(number: int, row: str, printed: pd.Series) -> CountedRow:
     if printed.get("group") == "specific":
         models = len(PAPER_DATASETS)
 
-    of_one = _count(method, backbone, dim, layers)
+    of_one = count(method, backbone, dim, layers)
     trainable = models * of_one[0]
     total = models * of_one[1]
     in_print = (printed.get("params_train_m"), printed.get("params_total_m"))
@@ -154,8 +154,10 @@ def _agrees(count: int, printed: Any) -> bool:
 
 
 @functools.cache
-def _count(method: str, backbone: str, dim: int, layers: str) -> tuple[int, int]:
-    """(trainable, total) parameters of one model."""
+def count(
+    method: str, backbone: str = backbones.PAPER_BACKBONE, dim: int = 128, layers: str = "all"
+) -> tuple[int, int]:
+    """(trainable, total) parameters of one model, with adapters in all `layers` or the first."""
     chosen = config.method(method)
     if layers != "all":
         chosen = config.method(method, adapter_layers=int(layers))
