@@ -158,6 +158,7 @@ def load_model(
         run.dim,
         pretrained=source,
         image_size=run.data.image_size,
+        pooling=run.pooling,
         normalise=json.loads(label.normalise),
     )
     expected = model.state_dict()
@@ -183,6 +184,7 @@ def build(
     *,
     pretrained: str | bool | Path | None = "hub",
     image_size: int | None = None,
+    pooling: str = "avgmax",
     normalise: bool = True,
     **settings: Any,
 ) -> EmbeddingModel:
@@ -199,6 +201,7 @@ def build(
         dim,
         pretrained="random" if start else pretrained,
         image_size=image_size,
+        pooling=pooling,
         normalise=normalise,
         **settings,
     )
