@@ -29,3 +29,8 @@ def pytest_addoption(parser):
         "--faults", type=int, default=200, help="faults that tests/test_faults.py draws"
     )
     parser.addoption("--seed", type=int, default=0, help="by which they are drawn")
+    parser.addoption(
+        "--families",
+        action="store_true",
+        help="in tests/test_backbones.py all of timm's families, not a selection",
+    )

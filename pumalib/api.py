@@ -151,20 +151,24 @@ def load(
 def frozen(
     backbone: str,
     pretrained: str | Path = "hub",
-    image_size: int = 224,
+    image_size: int | None = None,
     device: str | torch.device = "cpu",
+    *,
+    resize: str = "timm",
 ) -> embedder.Embedder:
-    """A backbone as it comes, with nothing trained, ready to embed images.
+    """A backbone as timm has it, with nothing trained, ready to embed images.
 
     `backbone` is timm's name with its tag, `pretrained` "hub" (timm's, by network once) or a file
-    of weights.  Raises ValueError and FileNotFoundError for what does not exist or fit.
+    of weights.  Images are shown as timm shows them, at the model's own size unless `image_size`
+    (pixels) says another; `resize="both"` squashes them to a square first, as the paper does.
+    Raises ValueError and FileNotFoundError for what does not exist or fit.
 
     >>> import numpy, pumalib
     >>> model = pumalib.frozen("test_vit", "random", image_size=32)
     >>> model.embed(numpy.zeros((2, 100, 80, 3), "uint8")).shape
     (2, 64)
     """
-    return embedder.frozen(backbone, pretrained, image_size, device)
+    return embedder.frozen(backbone, pretrained, image_size, device, resize=resize)
 
 
 def evaluate(

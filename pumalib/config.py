@@ -118,8 +118,9 @@ class Data:
     image_size: Annotated[Positive, Field(ge=8, le=4096)] = 224
     # Area share of the training crop (authors' code).
     crop_scale: Annotated[tuple[Rate, Share], AfterValidator(_ordered)] = (0.2, 1.0)
-    # At test: both sides to 256/224 of image_size (paper), or the shorter.
-    resize: Literal["both", "shorter"] = "both"
+    # At test: both sides to 256/224 of image_size (paper), or the shorter; or as timm's own
+    # transform of the backbone has it.
+    resize: Literal["both", "shorter", "timm"] = "both"
     # Random horizontal flip in training (Appendix A).
     flip: bool = True
     # Turn photographs as their EXIF data says; None: in "folders" only, as the authors.
@@ -359,6 +360,9 @@ class Run:
     training: Training = field(default_factory=Training)
     # Of initialisation, batches, augmentation and gates.
     seed: Count = 0
+    # How features that are a grid become a vector: average and maximum (Table 10's CNN rows), or
+    # as timm has it for the backbone.  Other features are pooled as timm has it.
+    pooling: Literal["avgmax", "timm"] = added("avgmax")
 
     @model_validator(mode="after")
     def _has_weights(self, info: ValidationInfo) -> Self:
@@ -442,6 +446,8 @@ class Profile:
     backbone: str = "mini_vit"
     pretrained: str = "embedded"
     dim: Dimensions = 128
+    # As of `Run`.
+    pooling: Literal["avgmax", "timm"] = "avgmax"
     seeds: Annotated[Seeds, AfterValidator(_distinct)] = (0,)
     # Of the rows beside the headline ones (Table 3, Figs. 7 and 8); () = seeds.
     side_seeds: Seeds = ()
@@ -546,6 +552,7 @@ class Profile:
             "backbone": self.backbone,
             "pretrained": self.pretrained,
             "dim": self.dim,
+            "pooling": self.pooling,
         }
         given = {
             "data": data,

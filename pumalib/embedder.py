@@ -16,9 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from . import export, paths
-from .config import METHODS, Data, Run
+from .config import METHODS, Data, Run, checked
 from .data import Benchmark, batches
-from .data.images import ImageError, View, decode, normalise, pixels
+from .data.images import ImageError, decode, normalise, pixels
 from .models import EmbeddingModel, backbones, build, load_model, save_trained, save_whole
 from .progress import bar
 
@@ -53,21 +53,38 @@ def load(
 def frozen(
     backbone: str,
     pretrained: str | Path = "hub",
-    image_size: int = 224,
+    image_size: int | None = None,
     device: str | torch.device = "cpu",
+    *,
+    resize: str = "timm",
 ) -> "Embedder":
-    """Make an embedder of a backbone as it comes, with nothing trained.
+    """Make an embedder of a backbone as timm has it with `num_classes=0`, with nothing trained.
 
-    Its embeddings are the backbone's own features, of length 1.  Arguments and errors are as of
-    `models.backbones.create`; images are shown as those of folders are.
+    Its embeddings are timm's pooled features, of length 1.  `image_size` in pixels is by default
+    the model's own, and images are shown by timm's own transform (`resize` is as of
+    `config.Data`; of a mini_vit as in `mini`).  Arguments and errors are else as of
+    `models.backbones.create`.
     """
+    own_size = backbones.native_size(backbone)
+    if backbone in backbones.EMBEDDED:
+        # timm knows nothing of them.
+        resize = "both"
+    settings = {"benchmark": "folders", "image_size": image_size or own_size, "resize": resize}
     run = Run(
-        data=Data(benchmark="folders", image_size=image_size),
+        data=checked("frozen", Data, settings),
         backbone=backbone,
         pretrained=str(pretrained),
         method=METHODS["pretrained"],
+        pooling="timm",
     )
-    model = build(run.method, backbone, run.dim, pretrained=pretrained, image_size=image_size)
+    model = build(
+        run.method,
+        backbone,
+        run.dim,
+        pretrained=pretrained,
+        image_size=image_size,
+        pooling=run.pooling,
+    )
     return Embedder(model.to(device).eval(), run)
 
 
@@ -116,7 +133,7 @@ def embed_with_prompt_weights(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """`embed_rows`, and the weights (n, M) of the pool's prompts, None without a pool (Fig. 4)."""
     model.eval()
-    view = View(settings, *backbones.normalisation(model.backbone))
+    view = backbones.view(model.backbone, settings)
     positions = np.split(np.arange(len(rows)), range(_BATCH, len(rows), _BATCH))
     plan = batches.Plan(benchmark, rows, positions, view, workers=workers, device=device)
     embeddings = []
@@ -159,7 +176,7 @@ class Embedder:
         self.model = model
         self.run = run
         turned = replace(run.data, upright=True)
-        self.view = View(turned, *backbones.normalisation(model.backbone))
+        self.view = backbones.view(model.backbone, turned)
 
     def embed(
         self,

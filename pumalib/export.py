@@ -5,6 +5,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,34 @@ COMPARED = 5
 
 def preprocessing(view: View) -> dict[str, Any]:
     """What happens to an image before the network, as a plain dict, in order."""
-    settings = view.settings
-    size = settings.image_size
-    side = round(256 * size / 224)
+    size = view.settings.image_size
     return {
         "colours": "RGB, on white where transparent",
         "exif_orientation": "applied" if view.upright else "ignored",
-        "resize": [side, side] if settings.resize == "both" else side,
-        "interpolation": "bicubic, antialiased (Pillow)",
+        **_resizing(view),
         "centre_crop": size,
         "mean": list(view.mean),
         "std": list(view.std),
     }
+
+
+def _resizing(view: View) -> dict[str, Any]:
+    """To what an image is resized, one number being the shorter side, and how."""
+    size = view.settings.image_size
+    if view.settings.resize != "timm":
+        side = round(256 * size / 224)
+        both = view.settings.resize == "both"
+        interpolation = "bicubic, antialiased (Pillow)"
+        return {"resize": [side, side] if both else side, "interpolation": interpolation}
+
+    # As timm.data.transforms_factory rounds.
+    side = math.floor(size / view.crop_share)
+    resize: Any = side
+    if view.crop_mode == "squash":
+        resize = [side, side]
+    elif view.crop_mode == "border":
+        resize = f"the longer side to {side}, then padded with the mean"
+    return {"resize": resize, "interpolation": f"{view.interpolation}, antialiased (Pillow)"}
 
 
 # ---- ONNX

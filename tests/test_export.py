@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
+import timm
 import torch
 from PIL import Image
 
@@ -225,11 +226,11 @@ def test_without_a_file_the_hub_is_asked_and_other_weights_are_refused(
     asked = []
     from_timm = models.backbones._from_timm
 
-    def hub(name, pretrained, image_size):
+    def hub(name, pretrained, image_size, pooling):
         asked.append(pretrained)
-        made = from_timm(name, False, image_size)
+        made = from_timm(name, False, image_size, pooling)
         if pretrained and len(asked) == 1:
-            models.backbones._load(made, weights, name)
+            made.load_state_dict(timm.models.load_state_dict(str(weights)), strict=False)
         return made
 
     monkeypatch.setattr(models.backbones, "_from_timm", hub)

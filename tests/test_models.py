@@ -504,7 +504,12 @@ def test_what_was_fetched_before_needs_no_network(empty_cache, monkeypatch, tmp_
 
 def test_what_the_hub_does_not_give_is_said_with_a_remedy(monkeypatch):
     monkeypatch.setattr(backbones, "_ask_hub", lambda name: None)
-    monkeypatch.setattr(timm, "create_model", lambda *args, **options: 1 / 0)
+    create = timm.create_model
+
+    def without_hub(*args, pretrained=False, **options):
+        return 1 / 0 if pretrained else create(*args, **options)
+
+    monkeypatch.setattr(timm, "create_model", without_hub)
     with pytest.raises(FileNotFoundError, match=f"ZeroDivisionError.*{SAVED_ELSEWHERE}"):
         models.build("linear", "vit_tiny_patch16_224.augreg_in21k")
 

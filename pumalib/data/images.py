@@ -11,8 +11,9 @@ from typing import IO
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
+from timm.data import create_transform
 from torch import Tensor
-from torchvision.transforms import v2
+from torchvision.transforms import Compose, v2
 
 from ..config import Data
 from .readers import reader
@@ -178,6 +179,11 @@ class View:
     mean: Sequence[float]
     std: Sequence[float]
     training: bool = False
+    # What timm says of the backbone, for resize = "timm": the share of the resized image that the
+    # crop keeps, how it crops, and how pixels are interpolated.
+    crop_share: float = 0.875
+    crop_mode: str = "center"
+    interpolation: str = "bicubic"
 
     @property
     def upright(self) -> bool:
@@ -200,6 +206,8 @@ def pixels(image: Image.Image | np.ndarray, view: View, seed: int = 0) -> Tensor
         image = Image.fromarray(image)
     if view.training:
         image = _training_view(image, view.settings, seed)
+    elif view.settings.resize == "timm":
+        image = _timms_view(image, view)
     else:
         image = _test_view(image, view.settings)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
@@ -212,11 +220,43 @@ def _test_view(image: Image.Image, settings: Data) -> Image.Image:
         sides = [side, side]
     else:
         sides = [side]
-        # A long strip, resized, would fill the memory; its ends are not shown anyway.
-        width, height = image.size
-        image = v2.functional.center_crop(image, [min(height, 4 * width), min(width, 4 * height)])
+        image = _without_ends(image)
     image = v2.functional.resize(image, sides, _BICUBIC)
     return v2.functional.center_crop(image, [size])
+
+
+def _without_ends(image: Image.Image) -> Image.Image:
+    """A long strip, resized, would fill the memory; its ends are not shown anyway."""
+    width, height = image.size
+    return v2.functional.center_crop(image, [min(height, 4 * width), min(width, 4 * height)])
+
+
+def _timms_view(image: Image.Image, view: View) -> Image.Image:
+    if view.crop_mode == "center":
+        image = _without_ends(image)
+    size = view.settings.image_size
+    shown = _timms_transform(
+        size, view.crop_share, view.crop_mode, view.interpolation, tuple(view.mean)
+    )
+    return shown(image)
+
+
+@cache
+def _timms_transform(
+    size: int, crop_share: float, crop_mode: str, interpolation: str, mean: tuple[float, ...]
+) -> Callable:
+    """What timm does to an image for evaluation, up to where pixels become numbers."""
+    whole = create_transform(
+        (3, size, size),
+        crop_pct=crop_share,
+        crop_mode=crop_mode,
+        interpolation=interpolation,
+        # The colour of what "border" puts around.
+        mean=mean,
+        use_prefetcher=True,
+    )
+    *steps, _ = whole.transforms
+    return Compose(steps)
 
 
 _random_crop = cache(v2.RandomResizedCrop)

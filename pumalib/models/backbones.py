@@ -2,12 +2,16 @@
 
 import difflib
 import hashlib
+import sys
 import textwrap
+import warnings
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import numpy as np
 import timm
 import torch
 from huggingface_hub.errors import HfHubHTTPError
@@ -16,6 +20,8 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 from torch import nn
 
 from .. import paths
+from ..config import Data
+from ..data.images import View
 
 PAPER_BACKBONE = "vit_small_patch16_224.augreg_in21k"
 # Name and width of those that come with the project.
@@ -37,13 +43,17 @@ def mini_vit(width: int = 128) -> VisionTransformer:
 
 
 def create(
-    name: str, pretrained: str | bool | Path | None = "hub", image_size: int | None = None
+    name: str,
+    pretrained: str | bool | Path | None = "hub",
+    image_size: int | None = None,
+    pooling: str = "avgmax",
 ) -> nn.Module:
     """Make a backbone without its classifier: "mini_vit", "mini_vit_64", or timm's with its tag.
 
     `pretrained` is "embedded" (a mini_vit only), "hub" or True (timm's), "random", False or None,
-    or a file.  Position embeddings are resampled to `image_size`, in pixels.  Raises ValueError
-    and FileNotFoundError for what does not exist or fit.
+    or a file.  Position embeddings are resampled to `image_size`, in pixels, None: the model's own.
+    `pooling` is as of `config.Run`.  Raises ValueError and FileNotFoundError for what does not
+    exist or fit, before any image is read and before much memory is asked for.
     """
     source = _source(name, pretrained)
     if name in EMBEDDED:
@@ -51,13 +61,48 @@ def create(
             what = f"backbone {name} takes {MINI_SIZE} px images"
             raise ValueError(f"{what}, not image_size = {image_size}")
         model: Any = mini_vit(EMBEDDED[name])
-    else:
-        model = _from_timm(name, source == "hub", image_size)
-    if image_size is not None:
-        _check_patches(model, name, image_size)
-    if isinstance(source, Path):
-        _load(model, source, name)
+        if isinstance(source, Path):
+            with torch.device("meta"):
+                outline: nn.Module = mini_vit(EMBEDDED[name])
+            _load(model, _fitting(source, name, outline), source, name)
+        return model
+
+    outline = _outline(name, image_size, pooling)
+    if not isinstance(source, Path):
+        return _from_timm(name, source == "hub", image_size, pooling)
+    if source.suffix == ".npz":
+        _require_own_grids(source, name, _arrays(source, name), outline, image_size)
+        model = _from_timm(name, False, image_size, pooling)
+        _load_npz(model, source, name)
+        return model
+    state = _fitting(source, name, outline, image_size)
+    model = _from_timm(name, False, image_size, pooling)
+    _load(model, state, source, name)
     return model
+
+
+def native_size(name: str) -> int:
+    """The pixels, height and width, of the images that a backbone was made for.
+
+    Raises ValueError where timm has no such model, or its images are not square.
+    """
+    if name in EMBEDDED:
+        return MINI_SIZE
+    _check_name(name)
+    _, height, width = _known(name).input_size
+    if height != width:
+        what = f"backbone {name} is made for images of {height} x {width} px"
+        raise ValueError(f"{what}; square ones are shown here: give image_size")
+    return height
+
+
+def features_width(model: Any) -> int:
+    """How many numbers a backbone gives of an image.
+
+    Some of timm's models put a layer behind their pooling: `num_features` is what is pooled then.
+    """
+    width: int = getattr(model, "head_hidden_size", None) or model.num_features
+    return width
 
 
 # ---- which weights
@@ -114,36 +159,77 @@ def _embedded_names() -> str:
 # ---- timm's models
 
 
-def _from_timm(name: str, pretrained: bool, image_size: int | None) -> nn.Module:
+def _outline(name: str, image_size: int | None, pooling: str) -> nn.Module:
+    """The model on torch's meta device: its shapes, without memory for its weights.
+
+    It has been shown an image of that device.  Raises ValueError, with timm's reason, where it
+    cannot be made so, cannot take an image of this size, or gives no vector of features.
+    """
+    size = image_size or _known(name).input_size[-1]
+    # Neither draws from the caller's random state.
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model = timm.create_model(name, num_classes=0, **_options(name, image_size, pooling))
+            if image_size is not None:
+                _check_patches(model, name, image_size)
+            features = model.eval()(torch.zeros(1, 3, size, size))
+        except _NoMultipleError:
+            raise
+        # Constructors and layers raise what they like.
+        except Exception as error:
+            raise _impossible(name, size, pooling, error) from error
+    width = features_width(model)
+    if features.shape != (1, width):
+        what = f"backbone {name} gives {tuple(features.shape)} of an image"
+        raise ValueError(f"{what}, not the vector (1, {width}) that is compared; take another one")
+    return model
+
+
+def _impossible(name: str, size: int, pooling: str, error: Exception) -> ValueError:
+    what = f"backbone {name} cannot be made for image_size = {size}"
+    # Some are without a word.
+    why = textwrap.shorten(str(error), 300) or type(error).__name__
+    own = f"its own is {_known(name).input_size[-1]}"
+    if _pools_otherwise(name, pooling):
+        # Which of the two it cannot have, timm does not say.
+        return ValueError(f"{what} with pooling = {pooling!r} ({why}); {own}, and pooling 'timm'")
+    return ValueError(f"{what} ({why}); {own}")
+
+
+def _from_timm(name: str, pretrained: bool, image_size: int | None, pooling: str) -> nn.Module:
     if pretrained:
         _ask_hub(name)
+    options = _options(name, image_size, pooling)
     try:
-        return timm.create_model(
-            name, pretrained=pretrained, num_classes=0, **_options(name, image_size)
-        )
-    # The hub's client raises its own and the network's errors, constructors what they like.
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
+    # The hub's client raises its own and the network's errors.
     except Exception as error:
-        if image_size is not None and isinstance(error, (TypeError, AssertionError)):
-            what = f"backbone {name} cannot be made for image_size = {image_size}"
-            own = _known(name).input_size[-1]
-            raise ValueError(f"{what} ({error}); its own is {own}") from error
         if not pretrained:
             raise
+        if "size mismatch" in str(error):
+            raise _only_own_size("timm's hub", name, image_size, error) from error
         raise _no_weights(name, error) from error
 
 
-def _options(name: str, image_size: int | None) -> dict[str, Any]:
+def _options(name: str, image_size: int | None, pooling: str) -> dict[str, Any]:
     """The arguments of timm's model that an image size and the paper's pooling ask for."""
-    family = timm.models.model_entrypoint(name.split(".")[0]).__module__
-    is_vit = family.endswith(("vision_transformer", "deit"))
-    known = _known(name)
     options: dict[str, Any] = {}
-    if not is_vit and known.pool_size is not None:
-        # Average + max pooling, as in Table 10's CNN rows, of features that are a grid.
+    if _pools_otherwise(name, pooling):
         options["global_pool"] = "avgmax"
-    if image_size is not None and (is_vit or known.fixed_input_size):
+    if image_size is not None and (_is_vit(name) or _known(name).fixed_input_size):
         options["img_size"] = image_size
     return options
+
+
+def _pools_otherwise(name: str, pooling: str) -> bool:
+    """Whether it pools as Table 10's CNN rows do, and not as timm: features that are a grid."""
+    return pooling == "avgmax" and not _is_vit(name) and _known(name).pool_size is not None
+
+
+def _is_vit(name: str) -> bool:
+    family = timm.models.model_entrypoint(name.split(".")[0]).__module__
+    return family.endswith(("vision_transformer", "deit"))
 
 
 def _known(name: str) -> PretrainedCfg:
@@ -205,49 +291,188 @@ def _no_weights(name: str, error: Exception) -> FileNotFoundError:
     return FileNotFoundError(f"{why}. {remedy}")
 
 
+class _NoMultipleError(ValueError):
+    """An image size that is not a whole number of patches."""
+
+
 def _check_patches(model: nn.Module, name: str, image_size: int) -> None:
     """Raise ValueError unless the image is a whole number of patches."""
     embed = getattr(model, "patch_embed", None)
     size = getattr(embed, "patch_size", None)
-    if not isinstance(size, tuple):
+    stride = getattr(getattr(embed, "proj", None), "stride", size)
+    # Patches that overlap take any size.
+    if not isinstance(size, tuple) or stride != size:
         return
     patch = size[0]
     if image_size % patch:
         below = image_size // patch * patch
         what = f"{name} has patches of {patch} px: image_size = {image_size} is no multiple"
-        raise ValueError(f"{what}; {below} or {below + patch} is")
+        raise _NoMultipleError(f"{what}; {below} or {below + patch} is")
 
 
 # ---- files of weights
 
 
-def _load(model: Any, file: Path, name: str) -> None:
+def _fitting(
+    file: Path, name: str, outline: nn.Module, image_size: int | None = None
+) -> dict[str, torch.Tensor]:
+    """The tensors of a file by timm's names, in float32, without those of a classifier.
+
+    `outline` is what they are for.  Raises ValueError unless they are its tensors, of its shapes,
+    and finite.  Of the outline nothing is used afterwards but shapes.
+    """
     try:
-        if file.suffix == ".npz":
-            model.load_pretrained(str(file))
-        else:
-            model.load_state_dict(_state(model, file))
+        stored = timm.models.load_state_dict(str(file), weights_only=True)
+        state = _by_timms_names(stored, outline, name)
+        _require_fit(outline, state)
     # Readers of damaged files raise nearly anything.
     except Exception as error:
-        what = f"{file} is damaged or does not fit backbone {name!r}"
-        remedy = "name the one it was made for, or copy it again"
-        raise ValueError(f"{what}; {remedy}. {textwrap.shorten(str(error), 500)}") from error
+        if image_size is not None and "size mismatch" in str(error):
+            raise _only_own_size(str(file), name, image_size, error) from error
+        raise _unfit(file, name, error) from error
+    _require_own_grids(file, name, stored, outline, image_size)
+    _require_finite(file, state)
+    return state
 
 
-def _state(model: nn.Module, file: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file, by timm's names and in float32, without those of a classifier."""
-    state = timm.models.load_state_dict(str(file), weights_only=True)
-    if isinstance(model, VisionTransformer):
+def _by_timms_names(
+    stored: dict[str, Any], outline: nn.Module, name: str
+) -> dict[str, torch.Tensor]:
+    """`stored` as timm's own loading of this family renames and resamples it, in float32."""
+    rename = _filter_of(outline)
+    state = dict(stored)
+    if isinstance(outline, VisionTransformer):
         # From the names of OpenAI's CLIP, DINOv2, OpenCLIP and DeiT-III.
-        state = checkpoint_filter_fn(state, model, adapt_layer_scale=True)
+        state = checkpoint_filter_fn(state, outline, adapt_layer_scale=True)
+    elif rename is not None:
+        state = rename(state, outline)
     if not all(isinstance(value, torch.Tensor) for value in state.values()):
         held = ", ".join(list(state)[:5])
         raise ValueError(f"it holds {held}; save the part of it that is the network")
+
+    own = outline.state_dict()
     kept = {}
     for key, value in state.items():
-        if key.split(".")[0] not in ("head", "head_dist", "fc"):
-            kept[key] = value.float()
+        if key not in own and _is_classifier(key, name):
+            continue
+        kept[key] = value.float() if value.is_floating_point() else value
     return kept
+
+
+def _filter_of(outline: nn.Module) -> Any:
+    """What timm passes weights of this model's family through, or None."""
+    module = sys.modules[type(outline).__module__]
+    return getattr(module, "checkpoint_filter_fn", None)
+
+
+def _is_classifier(key: str, name: str) -> bool:
+    """Whether a tensor is of the classifier, by what timm calls that in this model."""
+    named: Any = _known(name).classifier or ()
+    if isinstance(named, str):
+        named = (named,)
+    # A classifier may have a normalisation beside it; DeiT's files have two classifiers.
+    parts = (*named, "head", "head_dist", "fc")
+    return any(key.startswith(f"{part}.") for part in parts)
+
+
+def _require_fit(outline: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """Raise torch's RuntimeError unless these are the model's tensors, by name and shape."""
+    with torch.device("meta"):
+        shapes = {key: torch.empty(value.shape) for key, value in state.items()}
+    outline.load_state_dict(shapes, assign=True)
+
+
+def _require_own_grids(
+    file: Path,
+    name: str,
+    stored: Mapping[str, torch.Tensor],
+    outline: nn.Module,
+    image_size: int | None,
+) -> None:
+    """Raise ValueError where patches or positions were made to fit by resampling them unasked.
+
+    timm resamples the kernel that reads a patch, and positions, to whatever the model has.  A
+    kernel of other patches is another model.  Positions may be those of the model's own image size
+    or of this one.
+    """
+    wanted = [outline]
+    if image_size is not None and image_size != _known(name).input_size[-1]:
+        wanted.append(_outline(name, None, "timm"))
+    shapes = [model.state_dict() for model in wanted]
+    # A class token and registers may have positions, or none.
+    tokens = getattr(outline, "num_prefix_tokens", 0)
+    for key in shapes[0]:
+        is_kernel = key.endswith("patch_embed.proj.weight")
+        if not is_kernel and ("pos" not in key or shapes[0][key].ndim < 2):
+            continue
+        found = _counterparts(key, stored, is_kernel)
+        slack = 0 if is_kernel else tokens * shapes[0][key].shape[-1]
+        sizes = [own[key].numel() for own in shapes if key in own]
+        fits = [abs(one.numel() - size) <= slack for one in found for size in sizes]
+        if found and not any(fits):
+            here = tuple(shapes[0][key].shape)
+            there = " or ".join(str(tuple(one.shape)) for one in found)
+            what = f"{file} is of another model than {name!r}: its {key} is {there}, not {here}"
+            kind = "patches of another size" if is_kernel else "images of another size"
+            raise ValueError(f"{what}, for {kind}; name the model that it was made for")
+
+
+def _counterparts(
+    key: str, stored: Mapping[str, torch.Tensor], is_kernel: bool
+) -> list[torch.Tensor]:
+    """The tensors of a file that one of the model may have come from."""
+    if key in stored:
+        return [stored[key]]
+    if is_kernel:
+        return [value for value in stored.values() if getattr(value, "ndim", 0) == 4]
+    if key != "pos_embed":
+        return []
+    return [value for other, value in stored.items() if "pos" in other and value.ndim > 1]
+
+
+def _require_finite(file: Path, state: Mapping[str, torch.Tensor]) -> None:
+    for key, value in state.items():
+        if not value.isfinite().all():
+            what = f"{file} is of no use: its {key} is not finite"
+            raise ValueError(f"{what}; copy it again, or train it again")
+
+
+def _arrays(file: Path, name: str) -> dict[str, torch.Tensor]:
+    """The arrays of a file of JAX's."""
+    try:
+        with np.load(file) as opened:
+            return {key: torch.from_numpy(opened[key]) for key in opened.files}
+    except Exception as error:
+        raise _unfit(file, name, error) from error
+
+
+def _load_npz(model: Any, file: Path, name: str) -> None:
+    try:
+        model.load_pretrained(str(file))
+    except Exception as error:
+        raise _unfit(file, name, error) from error
+    _require_finite(file, model.state_dict())
+
+
+def _load(model: nn.Module, state: dict[str, torch.Tensor], file: Path, name: str) -> None:
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise _unfit(file, name, error) from error
+
+
+def _unfit(file: Path, name: str, error: Exception) -> ValueError:
+    what = f"{file} is damaged or does not fit backbone {name!r}"
+    remedy = "name the one it was made for, or copy it again"
+    return ValueError(f"{what}; {remedy}. {textwrap.shorten(str(error), 500)}")
+
+
+def _only_own_size(source: str, name: str, image_size: int | None, error: Exception) -> ValueError:
+    own = _known(name).input_size[-1]
+    what = f"the weights of {source} do not fit {name!r} at image_size = {image_size}"
+    why = "they are another model's, or timm cannot resample them"
+    said = textwrap.shorten(str(error), 300)
+    return ValueError(f"{what}: {why}; its own size is {own}. {said}")
 
 
 # ---- what tells weights apart
@@ -287,3 +512,22 @@ def normalisation(model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...
     mean = known.get("mean", (0.5, 0.5, 0.5))
     std = known.get("std", (0.5, 0.5, 0.5))
     return tuple(mean), tuple(std)
+
+
+def view(model: nn.Module, settings: Data, training: bool = False) -> View:
+    """How images are shown to a backbone, as `settings` say."""
+    mean, std = normalisation(model)
+    known: Any = getattr(model, "pretrained_cfg", None)
+    if not known:
+        # Of the project's own: timm knows nothing of it.
+        return View(settings, mean, std, training)
+    shown = timm.data.resolve_data_config(pretrained_cfg=known)
+    return View(
+        settings,
+        mean,
+        std,
+        training,
+        crop_share=shown["crop_pct"],
+        crop_mode=shown["crop_mode"],
+        interpolation=shown["interpolation"],
+    )

@@ -32,18 +32,20 @@ def build(
     *,
     pretrained: str | bool | Path | None = "hub",
     image_size: int | None = None,
+    pooling: str = "avgmax",
     normalise: bool = True,
     **settings: Any,
 ) -> "EmbeddingModel":
     """Make the `EmbeddingModel` of these names, initialised from torch's global random state.
 
     `method` is a name in `config.METHODS` or a `Method`, `settings` its fields to change, as
-    `adapter_keep=0.3`, or those of its own part.  `backbone`, `pretrained` and `image_size` are as
-    of `backbones.create`.  Raises ValueError and FileNotFoundError as that and `EmbeddingModel` do.
+        `adapter_keep=0.3`, or those of its own part.  `backbone`, `pretrained`, `image_size` and
+    `pooling` are as of `backbones.create`.  Raises ValueError and FileNotFoundError as that and
+    `EmbeddingModel` do.
     """
     chosen = config.method(method, **with_own_settings(method, settings))
     return EmbeddingModel(
-        backbones.create(backbone, pretrained, image_size), chosen, dim, normalise
+        backbones.create(backbone, pretrained, image_size, pooling), chosen, dim, normalise
     )
 
 
@@ -82,7 +84,7 @@ class EmbeddingModel(nn.Module):
             and self.backbone.attn_pool is None
         )
 
-        width = self.backbone.num_features
+        width = backbones.features_width(backbone)
         layers = len(self.backbone.blocks) if self.plain_vit else 0
         _check_method(method, backbone, width, layers)
         self.backbone.requires_grad_(method.tune_backbone)

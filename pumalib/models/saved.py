@@ -152,12 +152,14 @@ def load_model(
     source: str | Path = "random"
     if label.backbone_digest:
         source = pretrained or run.pretrained
+        _require_other_start(file, source)
     model = build(
         run.method,
         run.backbone,
         run.dim,
         pretrained=source,
         image_size=run.data.image_size,
+        pooling=run.pooling,
         normalise=json.loads(label.normalise),
     )
     expected = model.state_dict()
@@ -183,6 +185,7 @@ def build(
     *,
     pretrained: str | bool | Path | None = "hub",
     image_size: int | None = None,
+    pooling: str = "avgmax",
     normalise: bool = True,
     **settings: Any,
 ) -> EmbeddingModel:
@@ -199,6 +202,7 @@ def build(
         dim,
         pretrained="random" if start else pretrained,
         image_size=image_size,
+        pooling=pooling,
         normalise=normalise,
         **settings,
     )
@@ -237,6 +241,20 @@ def _take_over(model: EmbeddingModel, folder: Path, backbone: str, image_size: i
         remedy = f"train {run.method.name!r} with the same settings on, or begin from other weights"
         raise ValueError(f"{what} has not: {remedy}")
     model.load_state_dict(taken, strict=False)
+
+
+def _require_other_start(file: Path, source: str | Path) -> None:
+    """Raise ValueError where a model begins from itself, or from one that begins from it."""
+    seen = {file.resolve()}
+    start = model_folder(source)
+    while start is not None:
+        held = start / MODEL_FILE
+        if held.resolve() in seen:
+            what = f"{file} takes its backbone from {str(source)!r}, and that from itself"
+            raise ValueError(f"{what}: give pretrained= the weights it was trained on")
+        seen.add(held.resolve())
+        _, label, run = _read(held)
+        start = model_folder(run.pretrained) if label.backbone_digest else None
 
 
 # ---- reading and checking

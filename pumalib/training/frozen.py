@@ -112,6 +112,7 @@ def of_backbone(run: Run, on_held_out: bool) -> Run:
         pretrained=run.pretrained,
         method=BARE,
         training=recipe,
+        pooling=run.pooling,
     )
 
 

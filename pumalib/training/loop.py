@@ -24,7 +24,7 @@ from tqdm import tqdm
 from .. import data, evaluation, losses, models, paths, progress
 from ..config import Run, Training
 from ..data import Benchmark, batches
-from ..data.images import View, unreadable
+from ..data.images import unreadable
 from ..data.table import warn_of_duplicates
 from ..embedder import embed_rows
 from ..models import whitening
@@ -136,6 +136,7 @@ def build(run: Run, folder: Path) -> Setup:
         run.dim,
         pretrained=run.pretrained,
         image_size=run.data.image_size,
+        pooling=run.pooling,
         normalise=loss.normalised_input,
     )
     _require_one_width(model, run)
@@ -404,12 +405,11 @@ def _chosen_images(setup: Setup, epoch: int) -> list[np.ndarray]:
 def _stream(fitting: _Fitting, chosen: list[np.ndarray]) -> Iterator[tuple[Tensor, np.ndarray]]:
     """The batches of an epoch that are still to be trained."""
     setup = fitting.setup
-    normalisation = models.backbones.normalisation(setup.model.backbone)
     plan = batches.Plan(
         benchmark=setup.benchmark,
         rows=setup.benchmark.train,
         positions=chosen,
-        view=View(setup.run.data, *normalisation, training=True),
+        view=models.backbones.view(setup.model.backbone, setup.run.data, training=True),
         seed=setup.run.seed,
         epoch=fitting.reached.epoch,
         first=fitting.reached.step,
@@ -589,12 +589,11 @@ def open_loss(setup: Setup) -> float | None:
     setup.model.eval()
     setup.loss.eval()
     chosen = _open_loss_batches(setup)
-    normalisation = models.backbones.normalisation(setup.model.backbone)
     plan = batches.Plan(
         benchmark=setup.benchmark,
         rows=setup.benchmark.train,
         positions=chosen,
-        view=View(setup.run.data, *normalisation),
+        view=models.backbones.view(setup.model.backbone, setup.run.data),
         workers=setup.run.training.workers,
         device=setup.device,
     )
