@@ -18,7 +18,7 @@ from torch import Tensor
 from . import export, paths
 from .config import METHODS, Data, Run, checked
 from .data import Benchmark, batches
-from .data.images import ImageError, decode, normalise, pixels
+from .data.images import ImageError, View, decode, normalise, pixels
 from .models import EmbeddingModel, backbones, build, load_model, save_trained, save_whole
 from .progress import bar
 
@@ -133,7 +133,7 @@ def embed_with_prompt_weights(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """`embed_rows`, and the weights (n, M) of the pool's prompts, None without a pool (Fig. 4)."""
     model.eval()
-    view = backbones.view(model.backbone, settings)
+    view = View(settings, **backbones.transform(model.backbone))
     positions = np.split(np.arange(len(rows)), range(_BATCH, len(rows), _BATCH))
     plan = batches.Plan(benchmark, rows, positions, view, workers=workers, device=device)
     embeddings = []
@@ -176,7 +176,7 @@ class Embedder:
         self.model = model
         self.run = run
         turned = replace(run.data, upright=True)
-        self.view = backbones.view(model.backbone, turned)
+        self.view = View(turned, **backbones.transform(model.backbone))
 
     def embed(
         self,

@@ -20,8 +20,6 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 from torch import nn
 
 from .. import paths
-from ..config import Data
-from ..data.images import View
 
 PAPER_BACKBONE = "vit_small_patch16_224.augreg_in21k"
 # Name and width of those that come with the project.
@@ -514,20 +512,18 @@ def normalisation(model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...
     return tuple(mean), tuple(std)
 
 
-def view(model: nn.Module, settings: Data, training: bool = False) -> View:
-    """How images are shown to a backbone, as `settings` say."""
+def transform(model: nn.Module) -> dict[str, Any]:
+    """What the backbone's own image transform is, as fields of `data.images.View`."""
     mean, std = normalisation(model)
     known: Any = getattr(model, "pretrained_cfg", None)
     if not known:
         # Of the project's own: timm knows nothing of it.
-        return View(settings, mean, std, training)
+        return {"mean": mean, "std": std}
     shown = timm.data.resolve_data_config(pretrained_cfg=known)
-    return View(
-        settings,
-        mean,
-        std,
-        training,
-        crop_share=shown["crop_pct"],
-        crop_mode=shown["crop_mode"],
-        interpolation=shown["interpolation"],
-    )
+    return {
+        "mean": mean,
+        "std": std,
+        "crop_share": shown["crop_pct"],
+        "crop_mode": shown["crop_mode"],
+        "interpolation": shown["interpolation"],
+    }

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from .. import data, evaluation, losses, models, paths, progress
 from ..config import Run, Training
 from ..data import Benchmark, batches
-from ..data.images import unreadable
+from ..data.images import View, unreadable
 from ..data.table import warn_of_duplicates
 from ..embedder import embed_rows
 from ..models import whitening
@@ -409,7 +409,9 @@ def _stream(fitting: _Fitting, chosen: list[np.ndarray]) -> Iterator[tuple[Tenso
         benchmark=setup.benchmark,
         rows=setup.benchmark.train,
         positions=chosen,
-        view=models.backbones.view(setup.model.backbone, setup.run.data, training=True),
+        view=View(
+            setup.run.data, training=True, **models.backbones.transform(setup.model.backbone)
+        ),
         seed=setup.run.seed,
         epoch=fitting.reached.epoch,
         first=fitting.reached.step,
@@ -593,7 +595,7 @@ def open_loss(setup: Setup) -> float | None:
         benchmark=setup.benchmark,
         rows=setup.benchmark.train,
         positions=chosen,
-        view=models.backbones.view(setup.model.backbone, setup.run.data),
+        view=View(setup.run.data, **models.backbones.transform(setup.model.backbone)),
         workers=setup.run.training.workers,
         device=setup.device,
     )
