@@ -255,7 +255,8 @@ def test_large_classes_are_searched_in_float64_at_once_with_the_same_result(kind
     assert max(held) == 4000
     assert sum(held) >= 400 * 400
     for name, values in expected.values.items():
-        np.testing.assert_array_equal(found.values[name], values)
+        # Sums of another order: the last digit of a mean may differ.
+        np.testing.assert_allclose(found.values[name], values, rtol=0, atol=1e-12)
 
 
 def test_a_long_search_shows_how_far_it_is(monkeypatch, capsys):
