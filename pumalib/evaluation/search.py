@@ -38,7 +38,7 @@ LEAST_QUERIES = 256
 # Of a query that needs more neighbours nearly all are too near each other for float32: it is
 # searched in float64 at once, with few similarities held, as each is followed by many neighbours.
 DEEP = 1500
-DEEP_BLOCK = 2**21
+DEEP_BLOCK = 2**22
 # Neighbours that faiss finds beyond those needed.
 SPARE = 8
 # Pairs that are scored again at once: their vectors should fit a processor's cache.
@@ -207,13 +207,28 @@ def search(
             yield Found(found.queries[enough], found.rows[enough], found.proven[enough])
             unproven.append(found.queries[~enough])
         queue = np.concatenate(unproven)
-        for part in _blocks(deep, max(1, DEEP_BLOCK // len(gallery))):
-            rows, proven = _by_float64(space, queries[part], gallery, int(k[part[-1]]))
-            yield Found(part, rows, proven)
+        yield from _in_float64(space, queries, gallery, k, deep, similarities=DEEP_BLOCK)
+    yield from _in_float64(space, queries, gallery, k, queue, similarities=BLOCK)
 
-    for part in _blocks(queue, max(1, BLOCK // len(gallery))):
-        rows, proven = _by_float64(space, queries[part], gallery, int(k[part[-1]]))
-        yield Found(part, rows, proven)
+
+def _in_float64(
+    space: Space,
+    queries: np.ndarray,
+    gallery: np.ndarray,
+    k: np.ndarray,
+    queue: np.ndarray,
+    *,
+    similarities: int,
+) -> Iterator[Found]:
+    """What float64 finds for the queries of `queue`, in which k grows, in blocks of so many."""
+    if len(queue) == 0:
+        return
+    rows = torch.as_tensor(gallery, device=space.embeddings.device)
+    # Once for all blocks: they may be a gigabyte.
+    references = space.embeddings[rows]
+    for part in _blocks(queue, max(1, similarities // len(gallery))):
+        found, proven = _by_float64(space, queries[part], rows, references, int(k[part[-1]]))
+        yield Found(part, found, proven)
 
 
 def _blocks(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
@@ -318,14 +333,14 @@ def _cosines(vectors: np.ndarray, queries: np.ndarray, rows: np.ndarray) -> np.n
 
 
 def _by_float64(
-    space: Space, queries: np.ndarray, gallery: np.ndarray, count: int
+    space: Space, queries: np.ndarray, rows: Tensor, references: Tensor, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The (q, count) nearest rows, and which are neighbours: all but a query itself."""
-    device = space.embeddings.device
-    rows = torch.as_tensor(gallery, device=device)
-    own = torch.as_tensor(queries, device=device)
+    """The (q, count) nearest of `rows`, and which are neighbours: all but a query itself.
+
+    `references` are the vectors of `rows`.
+    """
+    own = torch.as_tensor(queries, device=rows.device)
     vectors = space.embeddings[own]
-    references = space.embeddings[rows]
     if isinstance(space.distance, str):
         similarity = (vectors @ references.mT).mul_(STEPS).round_().long()
     else:
