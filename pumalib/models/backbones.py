@@ -399,8 +399,9 @@ def _require_own_grids(
     shapes = [model.state_dict() for model in wanted]
     # A class token and registers may have positions, or none.
     tokens = getattr(outline, "num_prefix_tokens", 0)
-    for key in shapes[0]:
-        is_kernel = key.endswith("patch_embed.proj.weight")
+    # Kernels first: with other patches positions differ too.
+    for key in sorted(shapes[0], key=_is_no_kernel):
+        is_kernel = not _is_no_kernel(key)
         if not is_kernel and ("pos" not in key or shapes[0][key].ndim < 2):
             continue
         found = _counterparts(key, stored, is_kernel)
@@ -413,6 +414,10 @@ def _require_own_grids(
             what = f"{file} is of another model than {name!r}: its {key} is {there}, not {here}"
             kind = "patches of another size" if is_kernel else "images of another size"
             raise ValueError(f"{what}, for {kind}; name the model that it was made for")
+
+
+def _is_no_kernel(key: str) -> bool:
+    return not key.endswith("patch_embed.proj.weight")
 
 
 def _counterparts(
