@@ -4,8 +4,10 @@ import io
 import multiprocessing
 import os
 import re
+import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from PIL import Image, ImageOps
 from torchvision.transforms import v2
 
 from pumalib import config
-from pumalib.data import COLUMNS, Benchmark, batches, images
+from pumalib.data import COLUMNS, Benchmark, batches, folders, images
 from pumalib.data.batches import Plan
 from pumalib.data.images import ImageError, View, decode
 
@@ -169,6 +171,60 @@ def test_every_kind_of_image_becomes_rgb(name, tmp_path):
             assert same.mode == "RGB" and same.tobytes() == found.tobytes()
     if not options:
         assert decode(image).tobytes() == found.tobytes()
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int32])
+@pytest.mark.parametrize(("bits", "highest"), [(8, 255), (12, 4095), (16, 65535)])
+def test_grey_of_any_number_of_bits_is_the_picture_in_8(tmp_path, kind, bits, highest):
+    """A ramp from black to white, as a microscope of 12 bits writes it into files of 16."""
+    grey = np.linspace(0, highest, 64).round().reshape(8, 8)
+    Image.fromarray(grey.astype(kind)).save(tmp_path / "ramp.tif")
+    expected = np.linspace(0, 255, 64).reshape(8, 8)
+    found = np.asarray(decode(tmp_path / "ramp.tif"))[..., 0]
+    np.testing.assert_allclose(found, expected, atol=1)
+
+
+def test_white_on_transparent_is_said(tmp_path):
+    drawn = np.full((8, 8, 4), 255, np.uint8)
+    drawn[:4, :, 3] = 0
+    Image.fromarray(drawn).save(tmp_path / "icon.png")
+    with pytest.warns(UserWarning, match=r"icon\.png: white on transparent .* another ground"):
+        decode(tmp_path / "icon.png")
+    drawn[5, 5, :3] = 0
+    empty = np.zeros_like(drawn)
+    with warnings.catch_warnings(action="error"):
+        decode(Image.fromarray(drawn))
+        decode(Image.fromarray(empty))
+        decode(Image.fromarray(np.full((8, 8, 3), 255, np.uint8)))
+
+
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n{} loop\n"
+
+
+def test_no_program_is_started_for_an_image(tmp_path, monkeypatch):
+    """Pillow gives PostScript to Ghostscript, whatever the file is called."""
+    started = []
+    monkeypatch.setattr(subprocess, "check_call", lambda *given, **more: started.append(given))
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: started.append(given))
+    (tmp_path / "evil.png").write_bytes(POSTSCRIPT)
+    for source in (tmp_path / "evil.png", io.BytesIO(POSTSCRIPT)):
+        with pytest.raises(ImageError, match="it has none of the formats JPEG, PNG"):
+            decode(source)
+    assert not started
+
+
+def test_each_extension_is_of_a_format_that_is_opened():
+    Image.init()
+    known = Image.registered_extensions()
+    assert {known[name] for name in folders.EXTENSIONS} == set(images.FORMATS)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes among files")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    for name in ("pipe.png", "."):
+        with pytest.raises(ImageError, match="it is no file but a folder, pipe"):
+            decode(tmp_path / name)
 
 
 def test_values_without_an_agreed_range_the_first_frame_and_the_orientation(tmp_path):
@@ -389,3 +445,27 @@ def test_the_training_crop_is_torchvisions():
             v2.RandomHorizontalFlip(0.5 * (seed % 2))(steps(image))
         )
         assert torch.equal(images.pixels(image, view, seed), expected)
+
+
+def of_a_fork_server(folder, connection):
+    """Take all batches by workers that a fork server forks, as Python 3.14 does by itself."""
+    multiprocessing.set_start_method("forkserver", force=True)
+    rows = table([f"{number}.jpg" for number in range(4)], [0, 0, 1, 1], root=folder)
+    plan = Plan(rows, rows.images, [np.arange(4)] * 3, view_of(48), workers=1)
+    connection.send([images.sum().item() for images, _ in batches.batches(plan)])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="fork servers")
+def test_workers_of_a_fork_server_decode(tmp_path):
+    for number in range(4):
+        photo(64, 64, number).save(tmp_path / f"{number}.jpg")
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=of_a_fork_server, args=[tmp_path, theirs]
+    )
+    process.start()
+    assert ours.poll(200)
+    sums = ours.recv()
+    process.join()
+    assert len(sums) == 3
+    assert len(set(sums)) == 1

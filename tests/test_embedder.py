@@ -262,6 +262,42 @@ def test_one_image_many_images_and_a_mixture(embed, photo, tmp_path):
     assert embed([]).shape == embed(iter(())).shape == (0, 16)
 
 
+def test_grey_and_transparent_arrays_and_tensors_are_images(embed, photo):
+    """Each as the same picture from PIL, alone and in a batch."""
+    rgb = np.asarray(photo)
+    grey = np.asarray(photo.convert("L"))
+    clear = np.dstack([rgb, np.full(grey.shape, 100, np.uint8)])
+    for array in (rgb, grey, clear, grey[..., None]):
+        expected = embed(Image.fromarray(array.squeeze()))
+        tensor = torch.from_numpy(array.copy())
+        if array.ndim == 3:
+            tensor = tensor.permute(2, 0, 1)
+        for one in (array, tensor):
+            np.testing.assert_allclose(embed(one), expected, atol=1e-6)
+            batch = one[None].repeat(5, 0) if one is array else one[None].repeat_interleave(5, 0)
+            np.testing.assert_allclose(embed(batch), np.repeat(expected, 5, 0), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["mini", "photos"])
+def test_photographs_are_turned_whatever_the_run_was_tested_on(
+    kind, folder, photo_model, photo, tmp_path
+):
+    loaded = embedder.load(folder) if kind == "mini" else photo_model
+    exif = Image.Exif()
+    exif[0x0112] = 6  # "rotate by 90 degrees"
+    photo.save(tmp_path / "turned.png", exif=exif)
+    upright = photo.transpose(Image.Transpose.ROTATE_270)
+    for given in (tmp_path / "turned.png", (tmp_path / "turned.png").read_bytes()):
+        np.testing.assert_allclose(loaded.embed(given), loaded.embed(upright), atol=1e-6)
+
+
+def test_an_error_recommends_what_helps_here(embed, tmp_path):
+    (tmp_path / "no.jpg").write_bytes(b"no image")
+    with pytest.raises(ImageError, match="leave such images out with embed_readable") as caught:
+        embed(tmp_path / "no.jpg")
+    assert "drop_unreadable" not in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", ["mini", "photos"])
 def test_a_file_and_an_array_of_the_networks_size_are_embedded_alike(
     kind, embed, photo_model, photo, tmp_path

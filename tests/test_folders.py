@@ -14,7 +14,7 @@ from PIL import Image
 
 from pumalib import config, data
 from pumalib.__main__ import main
-from pumalib.data import table
+from pumalib.data import folders, table
 
 
 @pytest.fixture
@@ -364,6 +364,67 @@ def test_pipes_and_sockets_called_like_images_are_named_and_do_not_hang(root, mo
     with pytest.warns(UserWarning, match=r"2 pipes, sockets .* instance cars/w/pipe.jpg"):
         benchmark = data.read("folders", root)
     assert len(benchmark.images) == 5 * 2 + 4 * 3 and benchmark.digest
+
+
+def test_one_bad_name_or_link_costs_one_image(root):
+    """What the index leaves out, training leaves out too."""
+    folder = root / "cars" / "w"
+    (folder / "gone.jpg").symlink_to("nowhere")
+    (folder / "itself.jpg").symlink_to("itself.jpg")
+    (folder / "phone.HEIC").write_bytes(b"x")
+    Image.new("RGB", (4, 4)).save(os.fsencode(folder) + b"/caf\xe9.png")
+    with pytest.warns(UserWarning) as caught:
+        benchmark = data.read("folders", root)
+    assert len(benchmark.images) == 5 * 2 + 4 * 3
+    assert len(benchmark.contents) == 5 * 2 + 4 * 3
+    said = " ".join(str(one.message) for one in caught)
+    assert "2 links lead nowhere and are left out, for instance cars/w/gone.jpg" in said
+    assert "1 names are not UTF-8 and are left out, for instance cars/w/caf\\xe9.png" in said
+    assert "1 images of formats that are not read are left out, for instance cars/w/phone" in said
+
+
+def test_training_and_index_take_the_same_images(root, tmp_path):
+    """A class that is a link too; a link that leads back ends."""
+    (root / "cars" / "z").rename(tmp_path / "elsewhere")
+    (root / "cars" / "z").symlink_to(tmp_path / "elsewhere")
+    trained = data.read("folders", root).images["path"]
+    left_out = folders.LeftOut()
+    assert sorted(path for path, _ in folders.walk(root, left_out)) == sorted(trained)
+    assert not left_out.lines()
+
+    (root / "cars" / "w" / "back").symlink_to(root)
+    assert sorted(path for path, _ in folders.walk(root, left_out)) == sorted(trained)
+    said = (
+        "1 links lead back to a folder around them and are not followed, for instance cars/w/back"
+    )
+    assert left_out.lines() == [said]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("train", "test"), ("train", "val", "test"), ("training", "validation"), ("Train", "VAL")],
+)
+@pytest.mark.parametrize("is_same", [True, False])
+def test_folders_of_splits_are_no_datasets(tmp_path, names, is_same):
+    """ImageFolder's layout: its classes are the same on both sides, or they are not."""
+    for name in names:
+        for label in "abcd":
+            folder = tmp_path / name / (label if is_same else f"{name} {label}")
+            folder.mkdir(parents=True)
+            for number in range(2):
+                Image.new("RGB", (4, 4)).save(folder / f"{number}.png")
+    with pytest.raises(ValueError, match="are names of splits, .* and say in <root>/split.csv"):
+        data.read("folders", tmp_path)
+    assert data.read("folders", tmp_path, list(names)).datasets == list(names)
+
+
+def test_a_dataset_may_be_called_test(root):
+    (root / "cars").rename(root / "test")
+    assert data.read("folders", root).datasets == ["birds", "test"]
+    (root / "birds").rename(root / "query images")
+    assert data.read("folders", root).datasets == ["query images", "test"]
+    shutil.rmtree(root / "query images")
+    assert data.read("folders", root).datasets == ["test"]
 
 
 # ---- equal files
