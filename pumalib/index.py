@@ -211,7 +211,8 @@ class FolderIndex:
         if self._is_changed:
             self._write()
         for path, why in unreadable.items():
-            print(f"left out: {path} cannot be read as an image ({why})")
+            name = folders.printable(path)
+            print(f"left out: {name} cannot be read as an image ({why})")
         if self.table.empty:
             raise ValueError(f"none of the images in {self.folder} can be read")
         self._build_approximate()
