@@ -383,9 +383,7 @@ class FolderIndex:
 
     def _refuse_if_empty(self) -> None:
         if self.table.empty:
-            what = f"{self.store} holds no image of {self.folder} yet"
-            command = "python -m pumalib index, with this folder, --model and --store"
-            raise ValueError(f"{what}: make the index first ({command}; in Python update())")
+            raise ValueError(f"{self.store} holds no image yet: call update() first")
 
     # ---- what is in the index, and on disk
 

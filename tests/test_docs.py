@@ -40,7 +40,7 @@ def test_every_block_of_the_page_runs_as_it_stands(reader, capsys):
     assert {"python", "yaml", ""} == set(kinds)
 
     said = capsys.readouterr().out
-    assert "{'missing.jpg'" not in said and "{1: 'FileNotFoundError'}" in said
+    assert "{'missing.jpg'" not in said and "{1: 'there is no such file'}" in said
     assert names["vectors"].shape == (2, 128)
     page = (reader / "page.html").read_text()
     assert page.count("<img ") == 6

@@ -191,7 +191,7 @@ class TestRefused:
         assert found.vectors().shape == (0, 16)
         for ask in (lambda: found.search("four.png"), found.near_duplicates):
             with pytest.raises(
-                ValueError, match=r"holds no image of .*pictures yet: make the index"
+                ValueError, match=r"holds no image yet: call update\(\) first"
             ):
                 ask()
 

@@ -123,7 +123,7 @@ def test_commands_refuse_in_words(home, capsys):
         (("embed", "nothing", "-o", "x.npz", "--model", "mini"), f"no folder {home / 'nothing'}"),
         (("index", "photos", "--model", "models/none"), "no folder models/none, here or in the"),
         (("index", "photos", "--model", "vit_smal"), "unknown backbone 'vit_smal'"),
-        (("search", "photos", "x.png", "--model", "mini"), "holds no image of"),
+        (("search", "photos", "x.png", "--model", "mini"), "holds no image yet"),
         (("evaluate", "none.npz"), "none.npz"),
     ):
         status, _, err = call(capsys, *arguments)
