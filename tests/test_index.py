@@ -190,9 +190,7 @@ class TestRefused:
         found = FolderIndex(embedder, folder, store)
         assert found.vectors().shape == (0, 16)
         for ask in (lambda: found.search("four.png"), found.near_duplicates):
-            with pytest.raises(
-                ValueError, match=r"holds no image yet: call update\(\) first"
-            ):
+            with pytest.raises(ValueError, match=r"holds no image yet: call update\(\) first"):
                 ask()
 
     def test_a_query_that_is_no_image(self, embedder, folder, store):

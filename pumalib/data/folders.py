@@ -169,7 +169,9 @@ class LeftOut:
         for (what, found), name in zip(kinds.items(), vars(self)):
             if found:
                 example = printable(min(found))
-                lines.append(f"{len(found):,} {what}, for instance {example}{remedies.get(name, '')}")
+                lines.append(
+                    f"{len(found):,} {what}, for instance {example}{remedies.get(name, '')}"
+                )
         return lines
 
     def warn(self, root: Path) -> None:
