@@ -166,20 +166,30 @@ def write_folder(  # noqa: PLR0917 - all that a folder tells
 
 def _description(model: EmbeddingModel, run: Run, view: View) -> dict[str, Any]:
     trained, total = count_parameters(model)
+    # A head that is computed, or none at all: there was no loss and no step.
+    steps = trained > 0
     datasets = None if run.data.datasets is None else list(run.data.datasets)
     return {
         "backbone": run.backbone,
         "pretrained": Path(run.pretrained).name,
         "method": run.method.name,
-        "loss": run.loss,
+        "loss": run.loss if steps else None,
         "embedding_dim": model.dim,
         "l2_normalised": model.normalise,
         "parameters": {"trained": trained, "total": total},
         "trained_on": {"benchmark": run.data.benchmark, "datasets": datasets},
-        "epochs": run.training.epochs,
+        "epochs": run.training.epochs if steps else 0,
         "seed": run.seed,
         "preprocessing": preprocessing(view),
     }
+
+
+def _how_it_was_made(content: Mapping[str, Any]) -> str:
+    if content["epochs"]:
+        return f"trained with `{content['loss']}` for {content['epochs']} epochs"
+    if content["method"] == "whitened":
+        return "computed from the features of its training images in one pass, with no training"
+    return "with nothing trained"
 
 
 def _card(name: str, content: Mapping[str, Any], about: str) -> str:
@@ -204,7 +214,7 @@ def _card(name: str, content: Mapping[str, Any], about: str) -> str:
         "",
         f"An image of {size} px becomes {content['embedding_dim']} numbers{unit}: "
         f"`{content['method']}` on `{content['backbone']}`, {millions}, "
-        f"trained with `{content['loss']}` for {content['epochs']} epochs.",
+        f"{_how_it_was_made(content)}.",
         "",
         "```python",
         "import pumalib",

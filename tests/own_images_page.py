@@ -42,10 +42,10 @@ def hub_at_hand():
     """A stand-in for timm's hub: the same weights each time, as the hub has them; but random."""
     from_timm = backbones._from_timm
 
-    def from_hub(name, pretrained, image_size):
+    def from_hub(name, pretrained, image_size, pooling):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return from_timm(name, False, image_size)
+            return from_timm(name, False, image_size, pooling)
 
     return from_hub
 
