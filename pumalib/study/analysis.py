@@ -88,7 +88,9 @@ def _found_by(
     if searcher.own is not None:
         mine = [query for query in queries if images["dataset"].iloc[query] == searcher.own]
     within = searcher.own is not None
-    found = evaluation.neighbours(vectors, images, mine, within_dataset=within, **options)
+    # Of a dataset without queries there are none, which are positions all the same.
+    positions = np.array(mine, dtype=int)
+    found = evaluation.neighbours(vectors, images, positions, within_dataset=within, **options)
     return [(searcher.title, query, *row) for query, row in zip(mine, found, strict=True)]
 
 
