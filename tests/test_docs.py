@@ -41,7 +41,7 @@ def test_every_block_of_the_page_runs_as_it_stands(reader, capsys):
 
     said = capsys.readouterr().out
     assert "{'missing.jpg'" not in said and "{1: 'there is no such file'}" in said
-    assert names["vectors"].shape == (2, 128)
+    assert names["vectors"].shape == (2, 192)
     page = (reader / "page.html").read_text()
     assert page.count("<img ") == 6
     assert names["table"].at["all", "queries"] == 30

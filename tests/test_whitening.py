@@ -1,5 +1,6 @@
 """The head that is computed: round spreads within classes, drawn images, and going on from it."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -105,6 +106,12 @@ def test_it_is_saved_whole_as_any_model(trained, tmp_path):
     again = embedder.load(model.save(tmp_path / "moved"))
     images = np.random.default_rng(0).integers(0, 256, (2, 60, 50, 3), dtype=np.uint8)
     np.testing.assert_allclose(again.embed(images), model.embed(images), atol=1e-6)
+
+    card = (tmp_path / "moved" / "README.md").read_text()
+    assert "computed from the features of its training images in one pass" in card
+    assert "trained with" not in card
+    described = json.loads((tmp_path / "moved" / "config.json").read_text())
+    assert (described["loss"], described["epochs"]) == (None, 0)
 
 
 def test_other_parts_train_under_it_and_go_on_after_a_stop(run, tmp_path, monkeypatch):

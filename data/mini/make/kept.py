@@ -35,8 +35,21 @@ E. Alpaydin and C. Kaynak (UCI, CC BY 4.0), a photograph each by danielbuechele 
 ## Intended use
 
 To try the commands and the library in a minute, without a network: pictures of 48 px, drawings,
-glyphs, small photographs. It is no model for photographs of your own: there, begin from a backbone
-of timm's hub (`pumalib.frozen`), or train one.
+glyphs. It is no model for photographs of your own: of things `mini` finds a fifth where a frozen
+backbone finds four fifths. Begin there with a backbone of timm's (`pumalib.frozen`).
+
+R@1 in % on images of other kinds, beside a ViT-Tiny that was trained on ImageNet:
+
+| | signs | textures | things | emoji | characters | birds | clothes |
+|---|---|---|---|---|---|---|---|
+| frozen, 224 px, by timm's transform | 52.1 | 82.5 | 81.5 | 22.2 | 55.9 | 69.5 | 89.2 |
+| frozen, 224 px, squashed | 55.2 | 79.5 | 81.5 | 23.3 | 57.5 | 68.8 | 88.2 |
+| frozen, 128 px, squashed | 47.3 | 73.0 | 70.2 | 23.2 | 45.5 | 55.8 | 86.0 |
+| `mini` | 51.7 | 30.5 | 20.0 | 17.2 | 18.1 | 15.2 | 49.0 |
+| `mini-puma` |  |  |  | 22.0 | 15.5 | 16.2 | 42.5 |
+
+Signs, textures and things (16, 10 and 20 classes of 30 or 40 images) were measured by others;
+emoji, characters, birds and clothes on samples of 600, 750, 400 and 400 images.
 
 ## How it was made
 
