@@ -77,16 +77,16 @@ are of datasets that it trained on, by other classes.
 """
 WHERE = {
     "photos-8-lora": (
-        "By these means it is above the backbone at 224 px on signs and emoji, and below it on textures,\n"
-        "things, characters and birds."
+        "By these means it is above the backbone at 224 px on signs and emoji, and below it on\n"
+        "textures, things, characters and birds."
     ),
     "photos-8-puma": (
-        "By these means it is above the backbone at 224 px on emoji, and below it on characters and birds;\n"
-        "signs, textures and things were not tried."
+        "By these means it is above the backbone at 224 px on emoji, and below it on characters\n"
+        "and birds; signs, textures and things were not tried."
     ),
     "photos-8-linear": (
-        "By these means it is nowhere above the backbone at 224 px by more than a tenth of a point, and\n"
-        "below it on signs, textures, things, characters, birds and clothes."
+        "By these means it is nowhere above the backbone at 224 px by more than a tenth of a\n"
+        "point, and below it on signs, textures, things, characters, birds and clothes."
     ),
 }
 
