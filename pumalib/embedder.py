@@ -385,10 +385,11 @@ def _is_one(images: Any) -> bool:
         return True
     if not isinstance(images, (np.ndarray, Tensor)) or images.ndim != 3:
         return getattr(images, "ndim", 0) == 2
-    # Three axes are an image with channels, or several of grey.
-    if isinstance(images, Tensor):
-        return images.is_floating_point() or images.shape[0] in _CHANNELS
-    return images.dtype != np.uint8 or images.shape[2] <= max(_CHANNELS)
+    # Three axes are an image with channels, or several of grey.  With channels on the wrong side it
+    # is one image too, which is refused.
+    if images.dtype not in (np.uint8, torch.uint8):
+        return True
+    return images.shape[0] in _CHANNELS or images.shape[2] <= max(_CHANNELS)
 
 
 def _decoded(image: Any, position: int, upright: bool) -> Image.Image:

@@ -190,12 +190,16 @@ def test_white_on_transparent_is_said(tmp_path):
     Image.fromarray(drawn).save(tmp_path / "icon.png")
     with pytest.warns(UserWarning, match=r"icon\.png: white on transparent .* another ground"):
         decode(tmp_path / "icon.png")
+    with pytest.warns(UserWarning, match="white on transparent"):
+        decode(Image.fromarray(drawn - np.array([5, 5, 5, 0], np.uint8)))
     drawn[5, 5, :3] = 0
     empty = np.zeros_like(drawn)
     with warnings.catch_warnings(action="error"):
         decode(Image.fromarray(drawn))
         decode(Image.fromarray(empty))
         decode(Image.fromarray(np.full((8, 8, 3), 255, np.uint8)))
+        # Nothing is transparent: it is an empty page.
+        decode(Image.fromarray(np.full((8, 8, 4), 255, np.uint8)))
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n{} loop\n"

@@ -369,6 +369,9 @@ REFUSED = {
     "image 0 is float32": np.full((2, 9, 9, 3), np.nan, np.float32),
     r"image 0 is uint8 \(9, 9, 2\);": GOOD[..., :2],
     r"image 0 is uint8 \(0, 9, 3\);": GOOD[:0],
+    # Not three or nine pictures of grey: the channels are where they should not be.
+    r"image 0 is uint8 \(3, 9, 9\)": GOOD.transpose(2, 0, 1),
+    r"image 0 is torch.uint8 \(9, 9, 3\)": torch.from_numpy(GOOD.copy()),
     "image 1 is NoneType": [GOOD, None],
     "image 0 is int": 5,
     r"image 0 is torch.float32 \(3, 48, 48\)": torch.zeros(2, 3, 48, 48),

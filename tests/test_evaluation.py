@@ -553,6 +553,8 @@ def test_vectors_without_a_direction_or_a_shape_are_refused():
 def test_neighbours_of_truth_values_are_refused():
     with pytest.raises(ValueError, match="queries are bool; positions are needed"):
         neighbours(CLUSTERS, table(CLASSES), ASKS, k=1)
+    with pytest.raises(ValueError, match="queries name a position more than once"):
+        neighbours(CLUSTERS, table(CLASSES), np.asarray(ASKS).astype(int), k=1)
 
 
 @pytest.fixture
@@ -604,6 +606,8 @@ def test_files_of_vectors_and_labels(files):
         ("path,label\nx/a.jpg,1,\ny/a.jpg,1,\n", "line 2: 3 cells for the 2 columns path, label"),
         ("path,label\nx/a.jpg,1\ny/a.jpg, \nx/b.jpg,\n", r"line 3: no label \(and 1 more lines\)"),
         ("label,split\n1,test\n1,\n", "line 3: no split; fill it, or remove the line"),
+        ("label\n1\n1 \n2\n2\n", "line 3: label '1 ' begins or ends with a blank; remove it"),
+        ("label,dataset\n1,p\n1, p\n", "line 3: dataset ' p' begins or ends with a blank"),
         ('path,label\na,1\n\n"b\n",1\na,2\n', "line 6: a: this image was given before, in line 2"),
         ("label,label\n1,1\n", "each name can stand once"),
         ('label\n"1\n', "line 2: no file of UTF-8 CSV"),
@@ -615,6 +619,26 @@ def test_bad_files_are_named(files, text, message):
     with pytest.raises(ValueError, match=message) as caught:
         evaluate_files(files / "vectors.npz", files / "labels.csv")
     assert str(files / "labels.csv") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a.jpg", "b.jpg", "c.jpg", "d.jpg"], "'a.jpg' lies in no folder that would be its class"),
+        (["x/a.jpg", "x/b.jpg", "c.jpg", "y/d.jpg"], "'c.jpg' lies in no folder"),
+        (
+            ["train/x/a.jpg", "train/y/b.jpg", "test/x/a.jpg", "test/y/b.jpg"],
+            "the folders test and train are called like splits, and a class of both would be",
+        ),
+    ],
+)
+def test_folders_that_are_no_classes_are_refused(files, names, message):
+    """Else all would be one class, with R@1 of 100%, or each class two."""
+    np.savez(files / "vectors.npz", vectors=angles(0, 90, 1, 91), paths=names)
+    with pytest.raises(ValueError, match=f"vectors.npz: .*{message}.*name a file of labels too"):
+        evaluate_files(files / "vectors.npz")
+    (files / "labels.csv").write_text("label\n1\n2\n1\n2\n")
+    assert evaluate_files(files / "vectors.npz", files / "labels.csv").at["all", "R@1"] == 1
 
 
 def test_labels_are_the_text_that_a_file_holds(files):

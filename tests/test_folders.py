@@ -383,6 +383,41 @@ def test_one_bad_name_or_link_costs_one_image(root):
     assert "1 images of formats that are not read are left out, for instance cars/w/phone" in said
 
 
+def test_a_class_that_is_not_there_is_said(root):
+    """Of links to folders of a disk that is not there, by training and by the index."""
+    (root / "cars" / "v").symlink_to("/nowhere/v")
+    (root / "boats").symlink_to("/nowhere/boats")
+    said = "2 links lead nowhere and are left out, for instance boats"
+    with pytest.warns(UserWarning, match=said):
+        assert data.read("folders", root).datasets == ["birds", "cars"]
+    left_out = folders.LeftOut()
+    assert len(list(folders.walk(root, left_out))) == 5 * 2 + 4 * 3
+    assert left_out.lines() == [said]
+    with pytest.warns(UserWarning, match="1 links lead nowhere .* instance cars/v"):
+        data.read("folders", root, ["cars"])
+
+
+def test_images_beside_the_folders_of_classes_are_said(root):
+    for place in ("cover.png", "cars/all.png"):
+        Image.new("RGB", (4, 4)).save(root / place)
+    with pytest.warns(UserWarning, match="2 images lie in no folder of a class .* cars/all.png"):
+        assert len(data.read("folders", root).images) == 5 * 2 + 4 * 3
+
+
+def test_files_without_an_extension_are_said(root):
+    """They may be images, as those of a download."""
+    picture = (root / "cars" / "w" / "0.png").read_bytes()
+    for name in ("cars/w/download", "cars/w/scan.pnm", "cars/w/notes.txt", "cars/w/.hidden"):
+        (root / name).write_bytes(picture)
+    left_out = folders.LeftOut()
+    assert len(list(folders.walk(root, left_out))) == 5 * 2 + 4 * 3
+    formats, unnamed = left_out.lines()
+    assert "1 images of formats that are not read are left out, for instance cars/w/scan.pnm" in (
+        formats
+    )
+    assert "1 files have no extension and are left out, for instance cars/w/download;" in unnamed
+
+
 def test_training_and_index_take_the_same_images(root, tmp_path):
     """A class that is a link too; a link that leads back ends."""
     (root / "cars" / "z").rename(tmp_path / "elsewhere")
@@ -402,7 +437,14 @@ def test_training_and_index_take_the_same_images(root, tmp_path):
 
 @pytest.mark.parametrize(
     "names",
-    [("train", "test"), ("train", "val", "test"), ("training", "validation"), ("Train", "VAL")],
+    [
+        ("train", "test"),
+        ("train", "val", "test"),
+        ("training", "validation"),
+        ("Train", "VAL"),
+        ("train2017", "val2017"),
+        ("test_images", "train_images"),
+    ],
 )
 @pytest.mark.parametrize("is_same", [True, False])
 def test_folders_of_splits_are_no_datasets(tmp_path, names, is_same):
@@ -416,14 +458,19 @@ def test_folders_of_splits_are_no_datasets(tmp_path, names, is_same):
     with pytest.raises(ValueError, match="are names of splits, .* and say in <root>/split.csv"):
         data.read("folders", tmp_path)
     assert data.read("folders", tmp_path, list(names)).datasets == list(names)
+    # Another folder beside them changes nothing.
+    (tmp_path / names[0]).rename(tmp_path / "more")
+    if len(names) == 2:
+        assert set(data.read("folders", tmp_path).datasets) == {"more", names[1]}
+    shutil.copytree(tmp_path / "more", tmp_path / names[0])
+    with pytest.raises(ValueError, match="are names of splits"):
+        data.read("folders", tmp_path)
 
 
 def test_a_dataset_may_be_called_test(root):
     (root / "cars").rename(root / "test")
     assert data.read("folders", root).datasets == ["birds", "test"]
-    (root / "birds").rename(root / "query images")
-    assert data.read("folders", root).datasets == ["query images", "test"]
-    shutil.rmtree(root / "query images")
+    shutil.rmtree(root / "birds")
     assert data.read("folders", root).datasets == ["test"]
 
 

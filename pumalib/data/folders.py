@@ -14,9 +14,10 @@ classes.
 
 import hashlib
 import os
+import re
 import stat
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,25 +47,41 @@ EXTENSIONS = (
 OTHER_EXTENSIONS = (
     ".heic",
     ".heif",
+    ".hif",
     ".jpe",
     ".jxl",
     ".j2k",
+    ".jpx",
+    ".pbm",
+    ".pnm",
+    ".apng",
     ".tga",
     ".psd",
+    ".xcf",
     ".svg",
+    ".eps",
     ".ico",
+    ".pcx",
+    ".dds",
     ".exr",
+    ".hdr",
+    ".dcm",
     ".dng",
+    ".raw",
+    ".crw",
     ".cr2",
     ".cr3",
     ".nef",
     ".arw",
+    ".srw",
+    ".pef",
+    ".x3f",
     ".orf",
     ".raf",
     ".rw2",
 )
 SPLIT_FILE = "split.csv"
-# What folders of splits are called, which are no datasets.
+# Words in the names of folders of splits, which are no datasets.
 _SPLIT_NAMES = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "query"}
     | {"gallery"}
@@ -79,17 +96,23 @@ def load(
     """Read the datasets under `root` (None: all), images sorted by class and name.
 
     `split` is a file like `root/split.csv`, in its place, of those images alone that are to be
-    used.  Images in subfolders of a class, and what `look` leaves out, are so with a warning.
+    used.  Images that lie in no class or deeper, and what `look` leaves out, are so with a warning.
     Raises ValueError, which names what is empty or bad.
     """
     root = Path(root).expanduser()
-    places = _dataset_places(root)
+    left_out = LeftOut()
+    places = _dataset_places(root, left_out)
     found = list(places)
-    check_known("dataset", datasets or [], found)
+    chosen = found
     if datasets is None:
         _refuse_splits(root, found)
-    chosen = found if datasets is None else datasets
-    images = _listed(root, {name: places[name] for name in chosen})
+    else:
+        check_known("dataset", datasets, found)
+        chosen = list(datasets)
+        # Of what is not loaded nothing is said.
+        left_out = LeftOut()
+    images = _listed(root, {name: places[name] for name in chosen}, left_out)
+    left_out.warn(root)
 
     own_split = root / SPLIT_FILE
     if split is not None:
@@ -142,10 +165,12 @@ class LeftOut:
     """Paths below a folder that look like images and are not used, of each kind."""
 
     nested: list[str] = field(default_factory=list)
+    loose: list[str] = field(default_factory=list)
     special: list[str] = field(default_factory=list)
     dangling: list[str] = field(default_factory=list)
     not_utf8: list[str] = field(default_factory=list)
     other_format: list[str] = field(default_factory=list)
+    without_extension: list[str] = field(default_factory=list)
     looping: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
 
@@ -153,17 +178,21 @@ class LeftOut:
         """A sentence for each kind of which there are any, with their number and an example."""
         kinds = {
             "images lie in subfolders of classes and are left out": self.nested,
+            "images lie in no folder of a class and are left out": self.loose,
             "pipes, sockets or devices are called like images and are left out": self.special,
             "links lead nowhere and are left out": self.dangling,
             "names are not UTF-8 and are left out": self.not_utf8,
             "images of formats that are not read are left out": self.other_format,
+            "files have no extension and are left out": self.without_extension,
             "links lead back to a folder around them and are not followed": self.looping,
             "folders may not be read and are left out": self.closed,
         }
         remedies = {
             "nested": "; move them to <root>/<dataset>/<class>/",
+            "loose": "; move them to <root>/<dataset>/<class>/",
             "not_utf8": "; rename them",
             "other_format": f"; save them as one of {', '.join(EXTENSIONS)}",
+            "without_extension": "; name them <name>.jpg or the like where they are images",
         }
         lines = []
         for (what, found), name in zip(kinds.items(), vars(self)):
@@ -192,8 +221,8 @@ def look(folder: Path, place: str, left_out: LeftOut) -> Level:
     """The images and folders in a folder, which `left_out` calls `place` (ending in "/", or "").
 
     Hidden files and macOS' `._*` are passed over.  Pipes, links that lead nowhere and names that
-    are not UTF-8 are put into `left_out`, as are files of other formats and a folder that may not
-    be read.
+    are not UTF-8 are put into `left_out`, as are files of other formats or without an extension,
+    and a folder that may not be read.
     """
     images = {}
     folders = []
@@ -207,10 +236,13 @@ def look(folder: Path, place: str, left_out: LeftOut) -> Level:
         state = _state(entry)
         is_folder = state is not None and stat.S_ISDIR(state.st_mode)
         is_image = _is_image_name(entry.name)
+        # It may have led to a folder.
+        is_dangling = state is None and entry.is_symlink()
         if entry.name.lower().endswith(OTHER_EXTENSIONS) and not is_folder:
             left_out.other_format.append(path)
-        elif not is_image and not is_folder:
-            continue
+        elif not is_image and not is_folder and not is_dangling:
+            if "." not in entry.name and entry.is_file():
+                left_out.without_extension.append(path)
         elif not _is_utf8(entry.name):
             left_out.not_utf8.append(path)
         elif state is None:
@@ -268,11 +300,25 @@ def _is_utf8(name: str) -> bool:
 # ---- names of folders and files
 
 
+def called_like_splits(names: Iterable[str]) -> list[str]:
+    """Those of the names of folders that are such as "train", "test2017" or "val_images", sorted.
+
+    One alone may be anything: then there is none.
+    """
+    found = []
+    for name in sorted(names):
+        words = re.findall("[a-z]+", name.lower())
+        if not _SPLIT_NAMES.isdisjoint(words):
+            found.append(name)
+    return found if len(found) > 1 else []
+
+
 def _refuse_splits(root: Path, found: Sequence[str]) -> None:
-    """Raise ValueError where all folders are called like splits: they are no datasets."""
-    if len(found) < 2 or not _SPLIT_NAMES.issuperset(name.lower() for name in found):
+    """Raise ValueError where folders are called like splits: they are no datasets."""
+    splits = called_like_splits(found)
+    if not splits:
         return
-    names = " and ".join(found)
+    names = " and ".join(splits)
     what = f"{root}: {names} are names of splits, and would be taken for datasets"
     why = "a class is either trained on or tested here"
     remedy = (
@@ -282,11 +328,11 @@ def _refuse_splits(root: Path, found: Sequence[str]) -> None:
     raise ValueError(f"{what}; {why}: {remedy}; or, if they are datasets, name them in `datasets`")
 
 
-def _dataset_places(root: Path) -> dict[str, str]:
+def _dataset_places(root: Path, left_out: LeftOut) -> dict[str, str]:
     """The names of the datasets, and where each lies below `root`: "", or its name and "/"."""
     if _is_one_dataset(root):
         return {root.absolute().name: ""}
-    return {name: f"{name}/" for name in _folder_names(root, "dataset folder")}
+    return {name: f"{name}/" for name in _folder_names(root, "", "dataset folder", left_out)}
 
 
 def _is_one_dataset(root: Path) -> bool:
@@ -312,22 +358,23 @@ def _class_folders(root: Path, datasets: Sequence[str] | None) -> list[os.DirEnt
     return folders
 
 
-def _listed(root: Path, places: Mapping[str, str]) -> pd.DataFrame:
+def _listed(root: Path, places: Mapping[str, str], left_out: LeftOut) -> pd.DataFrame:
     """A row per image of these datasets, whose `places` are known: path, class_name and dataset."""
-    left_out = LeftOut()
     rows = []
     for dataset, place in places.items():
-        for name in _folder_names(root / place, "class folder"):
+        for name in _folder_names(root, place, "class folder", left_out):
             for file in _image_names(root, f"{place}{name}", left_out):
                 rows.append((f"{place}{name}/{file}", name, dataset))
-    left_out.warn(root)
     return pd.DataFrame(rows, columns=["path", "class_name", "dataset"])
 
 
-def _folder_names(folder: Path, what: str) -> list[str]:
-    """The sorted names of the folders in a folder, which are to be a `what` each."""
-    names = [entry.name for entry in _visible(folder) if _is_folder(entry)]
-    return _checked_names(folder, names, what)
+def _folder_names(root: Path, place: str, what: str, left_out: LeftOut) -> list[str]:
+    """The sorted names of the folders in the folder `place`, which are to be a `what` each."""
+    level = look(root / place, place, left_out)
+    left_out.loose.extend(f"{place}{name}" for name in level.images)
+    # A whole one is not left out for its name.
+    names = [entry.name for entry in _visible(root / place) if _is_folder(entry)]
+    return _checked_names(root / place, names, what)
 
 
 def _image_names(root: Path, place: str, left_out: LeftOut) -> list[str]:

@@ -27,6 +27,8 @@ _BICUBIC = v2.InterpolationMode.BICUBIC
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
 # Grey images have one of these numbers of bits, the smallest that holds their largest value.
 _BITS = (8, 12, 16)
+# Of 0 to 255: what is as bright can hardly be told from white.
+_NEARLY_WHITE = 245
 
 
 class ImageError(ValueError):
@@ -103,9 +105,10 @@ def _to_rgb(image: Image.Image, name: object) -> Image.Image:
 
 def _warn_if_white(shown: Image.Image, image: Image.Image, name: object) -> None:
     """Warn of a picture in white on nothing, of which nothing is left on white."""
-    is_white = np.asarray(shown).min() == 255
-    is_drawn = np.asarray(image.getchannel("A")).max() > 0
-    if is_white and is_drawn:
+    is_white = np.asarray(shown).min() >= _NEARLY_WHITE
+    alpha = np.asarray(image.getchannel("A"))
+    is_on_nothing = alpha.min() < 255 and alpha.max() > 0
+    if is_white and is_on_nothing:
         what = f"{name}: white on transparent is shown as one white image"
         warnings.warn(f"{what}; put it on another ground", stacklevel=2)
 

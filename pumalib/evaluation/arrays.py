@@ -1,7 +1,7 @@
 """Accuracies of embeddings that anybody made: from arrays, or from two files."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import pandas as pd
 from pandas.api.types import is_list_like
 from torch import Tensor
 
+from ..data import folders
 from ..data.cells import check_cells, check_once, read_cells
 from .metrics import KS, scores
 from .search import as_vectors
@@ -164,7 +165,7 @@ def evaluate_files(vectors: Path, labels: Path | None = None) -> pd.DataFrame:
     if labels is None:
         if names is None:
             raise ValueError(f"{vectors} has no `paths`: name a file of labels too")
-        return evaluate(embedded, [str(Path(name).parent) for name in names])
+        return evaluate(embedded, _classes_by_folder(vectors, names))
 
     table = _read_labels(labels)
     if "path" in table and names is not None:
@@ -185,6 +186,20 @@ def evaluate_files(vectors: Path, labels: Path | None = None) -> pd.DataFrame:
         queries=split != "gallery",
         gallery=split != "query",
     )
+
+
+def _classes_by_folder(file: Path, names: np.ndarray) -> list[str]:
+    """The folder of each image; ValueError where that is no class."""
+    remedy = "name a file of labels too"
+    classes = [PurePath(name).parent.as_posix() for name in names]
+    if "." in classes:
+        loose = str(names[classes.index(".")])
+        raise ValueError(f"{file}: {loose!r} lies in no folder that would be its class; {remedy}")
+    splits = folders.called_like_splits({name.split("/")[0] for name in classes})
+    if splits:
+        what = f"{file}: the folders {' and '.join(splits)} are called like splits"
+        raise ValueError(f"{what}, and a class of both would be taken for two; {remedy}")
+    return classes
 
 
 def _read_vectors(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
@@ -212,9 +227,20 @@ def _read_labels(file: Path) -> pd.DataFrame:
     check_cells(file, table, [column for column in COLUMNS if column in table])
     if "path" in table:
         check_once(file, table["path"], "image")
+    for column in ("label", "dataset"):
+        if column in table:
+            _require_no_outer_blanks(file, table[column])
     if "split" in table:
         unknown = table["split"][~table["split"].isin(OF_TEST)]
         if len(unknown):
             what = f"{file}, line {unknown.index[0]}: split {unknown.iloc[0]!r}"
             raise ValueError(f"{what}; it must be query, gallery or test")
     return table
+
+
+def _require_no_outer_blanks(file: Path, names: pd.Series) -> None:
+    """Raise ValueError where a name ends in a blank: "cat " and "cat" would be two classes."""
+    padded = names[names != names.str.strip()]
+    if len(padded):
+        what = f"{file}, line {padded.index[0]}: {names.name} {padded.iloc[0]!r}"
+        raise ValueError(f"{what} begins or ends with a blank; remove it")

@@ -100,6 +100,10 @@ def neighbours(
     queries = np.asarray(queries)
     if queries.dtype.kind not in "iu":
         raise ValueError(f"queries are {queries.dtype}; positions are needed, as of np.flatnonzero")
+    if len(np.unique(queries)) < len(queries):
+        # Mostly they are zeros and ones that stand for False and True.
+        what = "queries name a position more than once"
+        raise ValueError(f"{what}; give each once, as np.flatnonzero does")
     dataset = np.full(len(images), "all")
     if within_dataset:
         dataset = images["dataset"].to_numpy()
