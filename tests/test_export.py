@@ -18,7 +18,7 @@ import pumalib
 from pumalib import config, data, embedder, evaluation, export, models, paths
 from pumalib.__main__ import main
 from pumalib.embedder import Embedder
-from pumalib.study import store
+from pumalib.study import pages, store
 from pumalib.training import run_name
 
 RUN = config.Run(
@@ -324,6 +324,10 @@ def test_every_kept_model_has_a_card_and_is_small():
         card = (folder / "README.md").read_text()
         for heading in ("Data", "Scores", "Licence", "Intended use"):
             assert f"\n## {heading}\n" in card
+        # Of other models it is docs/own-images.md that has all.
+        table = re.findall(r"^\| \| signs .*?\n\n", card, re.MULTILINE | re.DOTALL)
+        assert table == [pages.rows_elsewhere(name) + "\n\n"]
+        assert len(table[0].split("\n")) == 2 + 4 + 2
         assert json.loads((folder / "config.json").read_text())["library_name"] == "pumalib"
 
 

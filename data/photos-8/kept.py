@@ -15,7 +15,7 @@ import numpy as np
 
 import pumalib
 from pumalib import data, embedder, evaluation, paths
-from pumalib.study import store
+from pumalib.study import pages, store
 
 PROFILE = "photos-8"
 MOST_BYTES = 4 * 2**20
@@ -54,20 +54,13 @@ The kept run `{run}` of the profile `{profile}`, then
 `python data/photos-8/kept.py <its folder> {name}`.
 """
 
-# R@1 on images of other kinds, as measured once; of models kept later nothing is said.
+# Of models kept later nothing is said.
 ELSEWHERE = """## On other images
 
 It is a model of 128 px. R@1 in % on classes that it did not see, beside the frozen backbone that
 it stands on, at 128 px and at its own 224:
 
-| | signs | textures | things | emoji | characters | birds | clothes |
-|---|---|---|---|---|---|---|---|
-| frozen, 224 px, by timm's transform | 52.1 | 82.5 | 81.5 | 22.2 | 55.9 | 69.5 | 89.2 |
-| frozen, 224 px, squashed | 55.2 | 79.5 | 81.5 | 23.3 | 57.5 | 68.8 | 88.2 |
-| frozen, 128 px, squashed | 47.3 | 73.0 | 70.2 | 23.2 | 45.5 | 55.8 | 86.0 |
-| `photos-8-lora` | 62.7 | 69.5 | 69.2 | 28.0 | 49.2 | 59.8 | 88.2 |
-| `photos-8-puma` |  |  |  | 31.0 | 51.2 | 61.5 | 87.0 |
-| `photos-8-linear` | 45.8 | 70.5 | 68.0 | 22.3 | 40.4 | 53.8 | 83.8 |
+{rows}
 
 Signs, textures and things (16, 10 and 20 classes of 30 or 40 images) were measured by others;
 emoji, characters, birds and clothes on samples of 600, 750, 400 and 400 images, whose 95 %
@@ -95,7 +88,7 @@ def elsewhere(name: str) -> str:
     """What is known of a kept model on images of other kinds, or nothing."""
     if name not in WHERE:
         return ""
-    return ELSEWHERE.format(where=WHERE[name])
+    return ELSEWHERE.format(rows=pages.rows_elsewhere(name), where=WHERE[name])
 
 
 def keep(folder: Path, place: Path, profile: str = PROFILE) -> Path:

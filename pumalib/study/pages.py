@@ -29,6 +29,8 @@ from . import page_methods, page_parts
 from .page_parts import IN_LINE
 from .page_rows import SETTINGS, Kept
 
+# The page with the table of all models on images of other kinds.
+OWN_IMAGES = "docs/own-images.md"
 BLOCKS = page_parts.BLOCKS | page_methods.BLOCKS
 KINDS = (*IN_LINE, *BLOCKS)
 
@@ -148,3 +150,16 @@ def check(said: str, kept: Kept) -> None:
             if gap.sign != found["sign"]:
                 numbers = f"{gap.points:+.1f} [{gap.low:+.1f}, {gap.high:+.1f}]"
                 raise ValueError(f"{comparison} does not hold on {profile}: {column} {numbers}")
+
+
+def rows_elsewhere(name: str) -> str:
+    """R@1 on images of other kinds, in Markdown: of the frozen backbone, and of one kept model.
+
+    What a model's card shows; the page that has all models is `OWN_IMAGES`.
+    """
+    text = (paths.ROOT / OWN_IMAGES).read_text(encoding="utf-8")
+    start = text.index("| | signs |")
+    table, _, _ = text[start:].partition("\n\n")
+    head, line, *rows = table.splitlines()
+    shown = [row for row in rows if row.startswith(("| frozen,", f"| `{name}` |"))]
+    return "\n".join([head, line, *shown])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pumalib
 from pumalib import data, embedder, evaluation
+from pumalib.study import pages
 
 ABOUT = """## Data
 
@@ -40,13 +41,7 @@ backbone finds four fifths. Begin there with a backbone of timm's (`pumalib.froz
 
 R@1 in % on images of other kinds, beside a ViT-Tiny that was trained on ImageNet:
 
-| | signs | textures | things | emoji | characters | birds | clothes |
-|---|---|---|---|---|---|---|---|
-| frozen, 224 px, by timm's transform | 52.1 | 82.5 | 81.5 | 22.2 | 55.9 | 69.5 | 89.2 |
-| frozen, 224 px, squashed | 55.2 | 79.5 | 81.5 | 23.3 | 57.5 | 68.8 | 88.2 |
-| frozen, 128 px, squashed | 47.3 | 73.0 | 70.2 | 23.2 | 45.5 | 55.8 | 86.0 |
-| `mini` | 51.7 | 30.5 | 20.0 | 17.2 | 18.1 | 15.2 | 49.0 |
-| `mini-puma` |  |  |  | 22.0 | 15.5 | 16.2 | 42.5 |
+{elsewhere}
 
 Signs, textures and things (16, 10 and 20 classes of 30 or 40 images) were measured by others;
 emoji, characters, birds and clothes on samples of 600, 750, 400 and 400 images.
@@ -84,8 +79,14 @@ def main(name: str, folder: str) -> None:
     kept = Path(pumalib.__file__).parent / "kept" / name
     model = pumalib.load(folder)
     model.save(kept, half=True)
-    made = {"method": model.run.method.name, "name": name, "why": WHY[name]}
-    model.save(kept, about=ABOUT.format(scores=scores(kept), **made), half=True)
+    about = ABOUT.format(
+        scores=scores(kept),
+        elsewhere=pages.rows_elsewhere(name),
+        method=model.run.method.name,
+        name=name,
+        why=WHY[name],
+    )
+    model.save(kept, about=about, half=True)
 
 
 if __name__ == "__main__":
