@@ -192,7 +192,7 @@ class FolderIndex:
         left_out = folders.LeftOut()
         now = _listed(self.folder, left_out)
         for line in left_out.lines():
-            print(f"left out: {line}")
+            print(line)
         self._read()
         known = self.table.reset_index().merge(now)["id"]
         stale = self.table.drop(known)

@@ -400,8 +400,8 @@ def _require_own_grids(
     # A class token and registers may have positions, or none.
     tokens = getattr(outline, "num_prefix_tokens", 0)
     # Kernels first: with other patches positions differ too.
-    for key in sorted(shapes[0], key=_is_no_kernel):
-        is_kernel = not _is_no_kernel(key)
+    for key in sorted(shapes[0], key=_is_kernel, reverse=True):
+        is_kernel = _is_kernel(key)
         if not is_kernel and ("pos" not in key or shapes[0][key].ndim < 2):
             continue
         found = _counterparts(key, stored, is_kernel)
@@ -416,8 +416,9 @@ def _require_own_grids(
             raise ValueError(f"{what}, for {kind}; name the model that it was made for")
 
 
-def _is_no_kernel(key: str) -> bool:
-    return not key.endswith("patch_embed.proj.weight")
+def _is_kernel(key: str) -> bool:
+    """Whether a tensor of timm's is the kernel that reads a patch."""
+    return key.endswith("patch_embed.proj.weight")
 
 
 def _counterparts(
