@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from .paths import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -388,12 +391,7 @@ def _write_table(table: "pd.DataFrame", csv_file: Path | None, json_file: Path |
 def _echo_written(*files: Path | None) -> None:
     for file in files:
         if file is not None:
-            click.echo(f"written: {_printable(file)}")
-
-
-def _printable(name: object) -> str:
-    """A name without what a terminal would obey: control characters as Python writes them."""
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(name))
+            click.echo(f"written: {printable(file)}")
 
 
 class _Interrupted(KeyboardInterrupt):
@@ -453,7 +451,7 @@ def embed(  # noqa: PLR0917 - click gives them by name
             counts = embed_parts.update(index, source, scheduler)
         index.write_vectors(output)
     click.echo(_said(index, counts))
-    click.echo(f"{_printable(output)}: {len(index.table):,} x {index.embedder.model.dim}")
+    click.echo(f"{printable(output)}: {len(index.table):,} x {index.embedder.model.dim}")
 
 
 @cli.command()
@@ -528,15 +526,15 @@ def index(  # noqa: PLR0917 - click gives them by name
 def _said_groups(table: "pd.DataFrame", threshold: float) -> list[str]:
     lines = [f"{table['group'].nunique():,} groups of images joined by a cosine above {threshold}"]
     for image in table.itertuples():
-        lines.append(f"{image.group}  {image.cosine:.6f}  {_printable(image.path)}")
+        lines.append(f"{image.group}  {image.cosine:.6f}  {printable(image.path)}")
     return lines
 
 
 def _said_labels(table: "pd.DataFrame") -> list[str]:
     lines = [f"{len(table):,} images whose nearest ones lie in another folder"]
     for image in table.itertuples():
-        path = _printable(image.path)
-        suggested = _printable(image.suggested)
+        path = printable(image.path)
+        suggested = printable(image.suggested)
         lines.append(f"{path}  {image.votes} of {image.of} in {suggested}")
     return lines
 
@@ -577,7 +575,7 @@ def search(  # noqa: PLR0917 - click gives them by name
     if found.table.empty:
         asked = f"python -m pumalib index {shlex.quote(str(folder))} --model {shlex.quote(model)}"
         raise click.ClickException(
-            f"{_printable(found.store)} holds no image yet: run `{_printable(asked)}` first, with "
+            f"{printable(found.store)} holds no image yet: run `{printable(asked)}` first, with "
             "the same --store and --pretrained"
         )
     answers = []
@@ -593,9 +591,9 @@ def search(  # noqa: PLR0917 - click gives them by name
         search_page.write(answers, folder, page, _title(found))
 
     for query, answer in zip(queries, answers, strict=True):
-        click.echo(_printable(query))
+        click.echo(printable(query))
         for place in answer.found.itertuples():
-            click.echo(f"  {place.cosine:.3f}  {_printable(place.path)}")
+            click.echo(f"  {place.cosine:.3f}  {printable(place.path)}")
     _echo_written(csv_file, json_file, page)
 
 
@@ -712,7 +710,7 @@ def verify(profile: str | None) -> int:
     with data.unchanged():
         problems = list(kept_runs.problems(profile))
     for problem in problems:
-        click.echo(problem)
+        click.echo(printable(problem))
     if not problems:
         click.echo("no problem")
     return int(bool(problems))
@@ -749,7 +747,7 @@ def data(
         return 0
     bad = images.unreadable(found).values()
     for error in bad:
-        click.echo(_printable(error))
+        click.echo(printable(error))
     if not bad:
         click.echo("every image can be decoded")
     return int(bool(bad))
@@ -798,7 +796,7 @@ def main(argv: list[str] | None = None) -> int:
     0 if all went well, 1 if not, 2 if it was asked in a wrong way, 130 if interrupted.
     """
     try:
-        with _sigterm_interrupts(), _without_reader():
+        with _sigterm_interrupts(), _without_reader(), _plain_warnings():
             return cli.main(argv, prog_name="python -m pumalib", standalone_mode=False) or 0
     except click.ClickException as error:
         error.show()
@@ -877,8 +875,24 @@ def _without_reader() -> Iterator[None]:
 
 def _refused(error: Exception, status: int) -> int:
     """Say an error that names what is wrong and the remedy, without a traceback."""
-    click.echo(f"error: {error}", err=True)
+    click.echo(f"error: {_plain(error)}", err=True)
     return status
+
+
+def _plain(text: object) -> str:
+    """Lines without what a terminal would obey: they hold names of files and classes."""
+    return "\n".join(map(printable, str(text).split("\n")))
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Let warnings be `_plain` too."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda *about, **more: _plain(before(*about, **more))
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 @contextmanager

@@ -211,7 +211,7 @@ class FolderIndex:
         if self._is_changed:
             self._write()
         for path, why in unreadable.items():
-            name = folders.printable(path)
+            name = paths.printable(path)
             print(f"left out: {name} cannot be read as an image ({why})")
         if self.table.empty:
             raise ValueError(f"none of the images in {self.folder} can be read")

@@ -134,6 +134,12 @@ def shown(path: Path) -> str:
     return str(path)
 
 
+def printable(text: object) -> str:
+    """What is shown of a name: what is not UTF-8, or what a terminal would obey, as escapes."""
+    name = os.fsencode(str(text)).decode(errors="backslashreplace")
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in name)
+
+
 def state(known: os.stat_result) -> tuple[int, int, int, int]:
     """What changes with the contents of a file, by what the file system knows of it.
 

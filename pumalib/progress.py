@@ -6,9 +6,14 @@ from typing import Any
 
 from tqdm import tqdm
 
+from .paths import printable
+
 
 def bar(items: Iterable | None = None, **options: Any) -> tqdm:
     """A bar of tqdm, with its `options`, over `items` or, without them, to be updated by hand."""
+    if "desc" in options:
+        # It can hold the name of a folder.
+        options["desc"] = printable(options["desc"])
     return tqdm(items, **{**pace(), **options})
 
 

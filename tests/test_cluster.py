@@ -129,7 +129,7 @@ def test_where_no_worker_comes_it_ends_and_says_so(tmp_path):
     with (
         distributed.SpecCluster(workers={}, scheduler=scheduler) as alone,
         pytest.raises(
-            ConnectionError, match=r"for 1 s there was no worker: .*call again: finished"
+            ConnectionError, match=r"for 1 s there was no worker: .*call again: what is finished"
         ),
     ):
         address = alone.scheduler_address
@@ -147,6 +147,18 @@ def test_a_scheduler_is_lost(tmp_path):
     threading.Thread(target=lose).start()
     with pytest.raises(ConnectionError, match=f"lost the Dask scheduler at {address}; call again"):
         cluster.run_each(time.sleep, {"x": (300,)}, address, tmp_path / "there")
+
+
+def test_workers_that_are_ended_as_they_start_are_told(monkeypatch):
+    def start(**options):
+        raise RuntimeError("Nanny failed to start.")
+
+    monkeypatch.setattr(distributed, "SpecCluster", start)
+    with (
+        pytest.raises(ConnectionError, match=r"Nanny failed to start\.\): .*call again: what is"),
+        cluster.local(2),
+    ):
+        pass
 
 
 def test_local_workers_share_the_machine(address, monkeypatch):

@@ -248,13 +248,16 @@ def root(tmp_path):
     return tmp_path / "root"
 
 
-def test_prepared_copies_look_the_same(root):
+def test_prepared_copies_look_the_same(root, tmp_path):
     settings = config.Data(benchmark="folders", root=str(root), prepared=True)
     with pytest.raises(
         ValueError,
         match=r"24 of 24 images .* prepare --benchmark folders --root .*root birds cars`",
     ):
         data.load(settings)
+    renamed = shutil.copytree(root, tmp_path / "my photos; rm x")
+    with pytest.raises(ValueError, match=r"--root '.*/my photos; rm x' birds cars`"):
+        prepared.use_prepared(data.read("folders", renamed))
     original = data.read("folders", root)
     folder, copies = prepared.prepare(original), data.load(settings)
     assert copies.root == folder and copies.digest != original.digest

@@ -217,6 +217,21 @@ def test_a_name_is_no_command_to_the_terminal(home, capsys):
     assert "cups/\\x1b[2J.png" in out and "\x1b" not in out
 
 
+def test_names_in_errors_and_warnings_are_none_either(home):
+    """In a process of its own, where warnings are shown as on a terminal."""
+    hats = (home / "photos" / "hats").rename(home / "photos" / "hats \x1b[2J")
+    (hats / "0.png").write_bytes(b"no image")
+    (hats / "lost.png").symlink_to("nowhere")
+    command = [sys.executable, "-m", "pumalib", "data", "prepare", "--benchmark", "folders"]
+    done = subprocess.run(
+        [*command, "--root", "photos"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    said = done.stderr
+    assert "links lead nowhere" in said and "1 images cannot be prepared" in said
+    assert "hats \\x1b[2J/0.png" in said and "\x1b" not in said
+
+
 def test_an_advised_command_works_as_it_stands(home, capsys):
     (home / "photos").rename(home / "my photos")
     ask = ("search", "my photos", "my photos/cups/0.png", "--model", "mini")

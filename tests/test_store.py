@@ -125,6 +125,14 @@ def test_no_folder_of_runs_leads_elsewhere(linked, names, tmp_path):
             ValueError, match=r"is a link, or below one, to .*disk.*PUMALIB_RESULTS"
         ):
             use(names["puma"], "test")
+    if linked == "test":
+        for write in (
+            lambda: store.drop("damaged-1a2b3c4d", "test"),
+            lambda: store.put(names["puma"], "{}", "test"),
+        ):
+            with pytest.raises(ValueError, match="is a link, or below one"):
+                write()
+        assert not list(target.glob("*.lock")) and not list(target.glob("*.jsonl"))
     assert (target / names["puma"]).is_dir() and (target / "runs" / names["puma"]).is_dir()
 
 
@@ -149,8 +157,20 @@ def changed_rows(changes, *datasets):
     return {"table": table}
 
 
+def without(dataset):
+    """The numbers of another run without those of a dataset, or of all."""
+    whole = another()
+    parts = {"table": [row for row in whole["table"] if row["dataset"] != dataset]}
+    for part in ("hits", "classes"):
+        parts[part] = {name: bits for name, bits in whole[part].items() if name != dataset}
+    return parts
+
+
 ROWS = another()["table"]
 CONTENTS = {
+    "a dataset less": without("digits"),
+    "no row of all queries": without("unified"),
+    "no harmonic mean": without("harmonic"),
     "hits of none": {"hits": {}, "classes": {}, **changed_rows({"R@1": 0.99})},
     "classes of none": {"classes": {}},
     "a table without rows": {"table": [], "hits": {}, "classes": {}},

@@ -411,6 +411,7 @@ def test_names_of_folders_are_no_tags_where_they_are_shown():
     assert "<b>71.2</b><br><small>[70.1,&nbsp;72.3]</small>" in shown
     assert study.plain("a_b*<i>") == r"a\_b\*&lt;i&gt;"
     assert study.plain("photos 2") == "photos 2"
+    assert study.plain("one\n\n| two `x` |\r\n# three") == r"one \| two \`x\` \| \# three"
 
 
 def test_large_datasets_are_those_that_the_profile_names():

@@ -197,7 +197,7 @@ class LeftOut:
         lines = []
         for (what, found), name in zip(kinds.items(), vars(self)):
             if found:
-                example = printable(min(found))
+                example = paths.printable(min(found))
                 lines.append(
                     f"{len(found):,} {what}, for instance {example}{remedies.get(name, '')}"
                 )
@@ -277,12 +277,6 @@ def _walk(
         yield f"{place}{name}", image
     for name in level.folders:
         yield from _walk(folder / name, f"{place}{name}/", (*around, identity), left_out)
-
-
-def printable(path: str) -> str:
-    """A path without what is not UTF-8, and what a terminal would obey: written as escapes."""
-    text = os.fsencode(path).decode(errors="backslashreplace")
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def _state(entry: os.DirEntry[str]) -> os.stat_result | None:

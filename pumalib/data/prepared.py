@@ -4,6 +4,7 @@ They are JPEGs in `paths.CACHE`, each as old as its image.
 """
 
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,8 +48,9 @@ def use_prepared(benchmark: Benchmark) -> Benchmark:
     if left:
         count = f"{len(left):,} of {len(benchmark.images):,} images"
         what = f"{count} have no prepared copy of their present state, for instance {left[0]}"
-        where = f"--benchmark {benchmark.name} --root {benchmark.root}"
-        command = f"python -m pumalib data prepare {where} {' '.join(benchmark.datasets)}"
+        where = ["--benchmark", benchmark.name, "--root", str(benchmark.root)]
+        asked = shlex.join([*where, *benchmark.datasets])
+        command = f"python -m pumalib data prepare {asked}"
         raise ValueError(f"{what}; run `{command}`")
     copies = benchmark.images.assign(path=benchmark.images["path"].map(_jpeg))
     return check(replace(benchmark, images=copies, root=_copies_folder(benchmark)))

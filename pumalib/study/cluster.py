@@ -32,6 +32,11 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 # Seconds after which workers of this machine that are gone do not come back by themselves.
 PATIENCE = 120
+# What is said of them then.
+ENDED = (
+    "they were ended, maybe for want of memory (then ask for fewer, or a smaller micro_batch); "
+    "call again: what is finished is kept, the rest goes on"
+)
 
 # A worker of several threads still trains one run: torch's seeds are the process's.
 _one_at_a_time = threading.Lock()
@@ -93,11 +98,7 @@ def _call_each(
             if workers:
                 seen = time.monotonic()
             elif time.monotonic() - seen > patience:
-                raise ConnectionError(
-                    f"for {patience:.0f} s there was no worker: they were ended, maybe for want of "
-                    f"memory (then ask for fewer, or a smaller micro_batch); call again: finished "
-                    f"{unit}s are kept, others go on"
-                )
+                raise ConnectionError(f"for {patience:.0f} s there was no worker: {ENDED}")
             progress.set_postfix_str(_standing(workers, len(failed)))
             while waiting and len(running) < max(1, workers):
                 name, item = waiting.pop(0)
@@ -171,7 +172,7 @@ def local(workers: int) -> Iterator[str]:
     """A cluster here while the block runs; gives its address.
 
     Its workers are processes with a GPU each, or an equal share of the cores.  Raises ValueError:
-    there are fewer GPUs than workers.
+    there are fewer GPUs than workers.  Raises ConnectionError: they were ended as they started.
     """
     nannies = {}
     for number, environment in enumerate(_environments(workers)):
@@ -187,9 +188,12 @@ def local(workers: int) -> Iterator[str]:
     scheduler = {"cls": distributed.Scheduler, "options": address}
     # Dask would also set the threads of this process, and so of the kernels it starts, to 1.
     with dask.config.set({"distributed.nanny.pre-spawn-environ": {}}):
-        cluster = distributed.SpecCluster(
-            workers=nannies, scheduler=scheduler, silence_logs=logging.ERROR
-        )
+        try:
+            cluster = distributed.SpecCluster(
+                workers=nannies, scheduler=scheduler, silence_logs=logging.ERROR
+            )
+        except RuntimeError as error:
+            raise ConnectionError(f"the workers did not start ({error}): {ENDED}") from error
     try:
         yield cluster.scheduler_address
     finally:

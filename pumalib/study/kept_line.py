@@ -243,17 +243,17 @@ def _check_table(record: dict[str, Any]) -> None:
         without = rows.keys() - record[part].keys() - {"harmonic"}
         if without:
             raise ValueError(f"its {part!r} lack those of {min(without)!r}")
-    if "harmonic" in rows:
-        own = [row["R@1"] for name, row in rows.items() if name not in evaluation.OVERALL]
-        mean = float(evaluation.harmonic_mean(np.array(own)))
-        _check_close(rows["harmonic"], mean, "its datasets")
+    own = [row for name, row in rows.items() if name not in evaluation.OVERALL]
+    queries = sum(row["queries"] for row in own)
+    if rows["unified"]["queries"] != queries:
+        raise ValueError(f"its datasets have {queries} queries, and not those of 'unified'")
+    mean = float(evaluation.harmonic_mean(np.array([row["R@1"] for row in own])))
+    _check_close(rows["harmonic"], mean, "its datasets")
 
 
 def _rows_of(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The rows of its table by dataset: one or more, each once."""
+    """The rows of its table by dataset, each once; those of all datasets are among them."""
     _need(record, "table", list)
-    if not record["table"]:
-        raise ValueError("its 'table' is empty")
     rows: dict[str, dict[str, Any]] = {}
     for row in record["table"]:
         if not isinstance(row, dict):
@@ -262,6 +262,9 @@ def _rows_of(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
         if row["dataset"] in rows:
             raise ValueError(f"its 'table' has {row['dataset']!r} twice")
         rows[row["dataset"]] = row
+    for overall in evaluation.OVERALL:
+        if overall not in rows:
+            raise ValueError(f"its 'table' has no row {overall!r}")
     return rows
 
 

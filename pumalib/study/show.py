@@ -40,8 +40,9 @@ def marked(table: pd.DataFrame, values: pd.DataFrame) -> "Styler":
 
 
 def plain(name: str) -> str:
-    """The name of a dataset as Markdown shows it: no tag, no formatting, whatever it holds."""
-    return MARKS.sub(r"\\\g<0>", html.escape(name, quote=False))
+    """The name of a dataset as Markdown shows it: no tag, line or formatting, whatever it holds."""
+    in_one_line = " ".join(name.split())
+    return MARKS.sub(r"\\\g<0>", html.escape(in_one_line, quote=False))
 
 
 def _text(cell: Any) -> str:

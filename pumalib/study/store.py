@@ -68,13 +68,18 @@ def place(name: str, profile: str | Path) -> Path:
     kept_line.checked_name(name)
     home = paths.RESULTS / profile
     runs = home / "runs"
-    inside = home.parent.resolve() / home.name / "runs"
-    if runs.resolve() != inside:
+    _require_inside(runs, home.parent)
+    return runs / name
+
+
+def _require_inside(folder: Path, around: Path) -> None:
+    """Raise ValueError where a link leads from a folder, as it lies in `around`, to another."""
+    found = folder.resolve()
+    if found != around.resolve() / folder.relative_to(around):
         raise ValueError(
-            f"{paths.shown(runs)} is a link, or below one, to {runs.resolve()}: remove it; to have "
+            f"{paths.shown(folder)} is a link, or below one, to {found}: remove it; to have "
             "results on another disk set PUMALIB_RESULTS=<folder>"
         )
-    return runs / name
 
 
 def folder(name: str, profile: str | Path) -> Path:
@@ -423,8 +428,9 @@ def _finished(where: Path) -> dict[str, Any]:
 
 @contextmanager
 def _locked(profile: str | Path) -> Iterator[Path]:
-    """The folder of a profile, while no other process writes its lines."""
+    """The folder of a profile, while no other process writes its lines; ValueError: a link."""
     home = paths.RESULTS / profile
+    _require_inside(home, home.parent)
     run_folder.make(home)
     with FileLock(home / ".kept.lock"):
         yield home
