@@ -1,6 +1,7 @@
 """The house: rooms import only rooms below them, and none goes in a circle."""
 
 import ast
+import re
 
 from pumalib import paths
 
@@ -94,3 +95,17 @@ def test_no_module_imports_itself_by_way_of_others():
 
     for name in graph:
         visit(name, [])
+
+
+def test_the_tests_that_reliability_names_are_there():
+    """Its promises are lists of files with the tests in them, each in backticks."""
+    page = (paths.ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    found = 0
+    for line in re.findall(r"^- `tests/.*", page, re.MULTILINE):
+        file, *names = re.findall(r"`([^`]+)`", line)
+        text = (paths.ROOT / file).read_text(encoding="utf-8")
+        for name in names:
+            if name.startswith(("test_", "a_")):
+                found += 1
+                assert f"def {name}(" in text, f"docs/reliability.md: no {name} in {file}"
+    assert found > 30
