@@ -49,16 +49,16 @@ CANDIDATES = 128
 # Images that are compared with all others in one call.
 BLOCK = 1000
 # The columns of the table of files, and their types.
-COLUMNS = {"path": str, "size": "int64", "mtime": "int64"}
+COLUMNS = {"path": str, "size": "int64", "mtime": "int64", "inode": "uint64"}
 
 
 def list_images(folder: Path) -> pd.DataFrame:
     """List the image files of a folder, at any depth, sorted by path.
 
-    Columns: path (relative to `folder`), size (bytes) and mtime (ns).  Which files are images, and
-    what is left out, is as of `data.folders.walk`.  Raises FileNotFoundError without the folder.
-    Raises ValueError where it holds no image: a disk that is not there should not be taken for a
-    folder whose images have all gone.
+    Columns: path (relative to `folder`), size (bytes), mtime (ns) and inode.  Which files are
+    images, and what is left out, is as of `data.folders.walk`.  Raises FileNotFoundError without
+    the folder.  Raises ValueError where it holds no image: a disk that is not there should not be
+    taken for a folder whose images have all gone.
     """
     return _listed(folder, folders.LeftOut())
 
@@ -69,13 +69,16 @@ def _listed(folder: Path, left_out: folders.LeftOut) -> pd.DataFrame:
         raise FileNotFoundError(f"no folder {folder}")
     rows = []
     for path, state in folders.walk(folder, left_out):
-        rows.append((path, state.st_size, state.st_mtime_ns))
+        # Images out of one archive may have one size and time: where two exchange their names, the
+        # inode tells.
+        rows.append((path, state.st_size, state.st_mtime_ns, state.st_ino))
     if not rows:
         said = "".join(f"; {line}" for line in left_out.lines())
         raise ValueError(
             f"{folder} holds no image at any depth ({', '.join(folders.EXTENSIONS)}){said}"
         )
-    return pd.DataFrame(rows, columns=list(COLUMNS)).sort_values("path", ignore_index=True)
+    found = pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+    return found.sort_values("path", ignore_index=True)
 
 
 @dataclass(frozen=True)
@@ -117,11 +120,12 @@ class FolderIndex:
     Images are decoded by `workers` threads, 0: by none.  `store` is a folder for what is written,
     one for each folder of images.  In it each model has a folder of its own, named by a hash of
     its weights, settings and image transform, so that vectors of two models never meet.  Images
-    are known by their path below `folder`, their size and their time of change: a folder that was
-    moved with the times of its files keeps its index, as long as `store` is the same.
+    are known by their path below `folder`, their size, their time of change and their inode: a
+    folder that was renamed keeps its index, as long as `store` is the same; one that was copied is
+    embedded anew.
 
-    `table` lists the images in the index: columns path, size (bytes) and mtime (ns), by a number
-    that an image keeps until it changes.  What was written before is there at once; `update`
+    `table` lists the images in the index, with the columns of `list_images`, by a number that an
+    image keeps until it changes.  What was written before is there at once; `update`
     brings it to the present state.  One update writes at a time: a second waits for the first, and
     says so.
     """

@@ -490,6 +490,24 @@ class TestStore:
         assert os.fsencode(folder) not in (found.store / index.INDEX_FILE).read_bytes()
         assert_right(found)
 
+    def test_images_that_exchange_their_names_exchange_their_vectors(self, embedder, tmp_path):
+        folder = tmp_path / "out of one archive"
+        folder.mkdir()
+        files = [folder / "red.bmp", folder / "blue.bmp"]
+        for file in files:
+            # Of one size in bytes, and of one time.
+            Image.new("RGB", (8, 8), file.stem).save(file)
+            os.utime(file, ns=(0, 0))
+        found = FolderIndex(embedder, folder, tmp_path / "store")
+        found.update()
+
+        before = folder / "before.bmp"
+        files[0].rename(before)
+        files[1].rename(files[0])
+        before.rename(files[1])
+        assert found.update().changed == 2
+        assert_right(found)
+
     def test_it_is_at_hand_without_an_update(self, embedder, folder, store):
         FolderIndex(embedder, folder, store).update()
         shutil.rmtree(folder / "a")
