@@ -154,6 +154,17 @@ UNFIT = {
 }
 
 
+def test_a_bound_may_be_infinite_where_it_is_so_in_a_new_model(tmp_path):
+    # As those of timm's gemma4.
+    model = torch.nn.Linear(1, 1)
+    model.register_buffer("bound", torch.tensor(float("inf")))
+    state = model.state_dict()
+    backbones._load(model, state, tmp_path / "weights.pth", "a model")
+    state["bound"] = torch.tensor(float("-inf"))
+    with pytest.raises(ValueError, match=r"weights\.pth is of no use: its bound is not finite"):
+        backbones._load(model, state, tmp_path / "weights.pth", "a model")
+
+
 @pytest.mark.parametrize("message", UNFIT)
 def test_weights_of_another_model_are_refused_with_the_reason(message, tmp_path):
     name, other, options = UNFIT[message]
