@@ -4,22 +4,18 @@
 command needs is imported when it runs: torch alone takes seconds, and `--help` needs none.
 """
 
-import io
 import math
 import os
 import shlex
-import signal
 import sys
-import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from . import paths, terminal
 from .paths import printable
 
 if TYPE_CHECKING:
@@ -236,8 +232,6 @@ def train(
 
 def _profile(name: str) -> str:
     """A profile's name, or its file as the shell means it where it has such a file."""
-    from . import paths
-
     near = _absolute(name)
     if name.endswith((".yaml", ".yml")) and near.is_file() and near != paths.resolve(name):
         return str(near)
@@ -249,8 +243,6 @@ def _from_shell(values: dict[str, Any]) -> dict[str, Any]:
 
     Else they are the project's, and stay as they were given.
     """
-    from . import paths
-
     changed = dict(values)
     for name in ("root", "split", "pretrained"):
         given = values.get(name)
@@ -351,8 +343,6 @@ def _known_weights(pretrained: str | None) -> str | None:
 
 def _known_path(path: str) -> Path:
     """A path as the shell means it where there is such a file or folder, else the project's."""
-    from . import paths
-
     near = _absolute(path)
     return near if near.exists() else paths.resolve(path)
 
@@ -373,19 +363,6 @@ csv_option = click.option("--csv", "csv_file", callback=here, help="write what i
 json_option = click.option(
     "--json", "json_file", callback=here, help="write what is found as JSON: a list of rows"
 )
-
-
-def _write_table(table: "pd.DataFrame", csv_file: Path | None, json_file: Path | None) -> None:
-    """Write a table, each file whole, as what was asked for."""
-    from . import paths
-
-    if csv_file is not None:
-        with paths.written_whole(csv_file) as temporary:
-            table.to_csv(temporary, index=False)
-    if json_file is not None:
-        text = table.to_json(orient="records", indent=2, force_ascii=False, double_precision=8)
-        with paths.written_whole(json_file) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def _echo_written(*files: Path | None) -> None:
@@ -510,13 +487,13 @@ def index(  # noqa: PLR0917 - click gives them by name
     if threshold is not None:
         groups = found.duplicate_groups(threshold)
         lines += _said_groups(groups, threshold)
-        _write_table(groups, csv_file, json_file)
+        search_page.write_table(groups, csv_file, json_file)
         if page is not None:
             search_page.write_groups(groups, folder, page, _title(found))
     if wrong_labels:
         suspects = found.likely_wrong_labels(k)
         lines += _said_labels(suspects)
-        _write_table(suspects, csv_file, json_file)
+        search_page.write_table(suspects, csv_file, json_file)
         if page is not None:
             search_page.write_suspects(suspects, folder, page, _title(found))
     click.echo("\n".join(lines))
@@ -586,7 +563,7 @@ def search(  # noqa: PLR0917 - click gives them by name
         answers.append(search_page.Answer(file, places))
         ranks = range(1, len(places) + 1)
         tables.append(places.assign(query=query, rank=ranks)[["query", "rank", "path", "cosine"]])
-    _write_table(pd.concat(tables), csv_file, json_file)
+    search_page.write_table(pd.concat(tables), csv_file, json_file)
     if page is not None:
         search_page.write(answers, folder, page, _title(found))
 
@@ -759,7 +736,7 @@ HOW_PREPARED = "`run` and `train` with -p prepared=true, or a profile with data:
 
 def _data_status(folder: Path) -> int:
     """Print what is where, and what is missing with the command that gets it; 1 if anything is."""
-    from .data import download
+    from .data import download, paper
     from .models import backbones
 
     table = download.status(folder)
@@ -767,7 +744,8 @@ def _data_status(folder: Path) -> int:
     weights = backbones.missing_weights(backbones.PAPER_BACKBONE, "hub")
     is_complete = bool((table["state"] == "complete").all())
     if not is_complete:
-        click.echo("`python -m pumalib data download` fetches what is free, or says how to get it")
+        command = paper.download_command(folder)
+        click.echo(f"`{command}` fetches what is free, or says how to get it")
     click.echo(f"weights: {weights or f'{backbones.PAPER_BACKBONE} is there'}")
     if table["prepared"].any():
         click.echo(f"prepared copies are read only when asked for: {HOW_PREPARED}")
@@ -778,7 +756,7 @@ def _data_status(folder: Path) -> int:
 @click.option("--build", type=click.Path(), help="the folder of the report, which is written too")
 def docs(build: str | None) -> None:
     """Write the numbers of README.md, docs and the report anew, and draw README's figure."""
-    from . import paths, report
+    from . import report
     from .study import page_rows, pages
 
     for path in pages.write():
@@ -796,7 +774,7 @@ def main(argv: list[str] | None = None) -> int:
     0 if all went well, 1 if not, 2 if it was asked in a wrong way, 130 if interrupted.
     """
     try:
-        with _sigterm_interrupts(), _without_reader(), _plain_warnings():
+        with terminal.sigterm_interrupts(), terminal.without_reader(), terminal.plain_warnings():
             return cli.main(argv, prog_name="python -m pumalib", standalone_mode=False) or 0
     except click.ClickException as error:
         error.show()
@@ -840,76 +818,10 @@ def _what_is_kept(error: BaseException, argv: list[str] | None) -> str:
     return GOES_ON.get(command, "the same command begins anew")
 
 
-class _Pipe(io.FileIO):
-    """Standard output of which what nobody reads any more is dropped: `... | head -1`."""
-
-    def write(self, data: Any) -> int:
-        """Write bytes, or count them as written where the reader has gone."""
-        try:
-            return super().write(data) or 0
-        except BrokenPipeError:
-            return len(data)
-
-
-@contextmanager
-def _without_reader() -> Iterator[None]:
-    """Let a command do its work, and end well, where the reader of what it prints has gone."""
-    before = sys.stdout
-    if before is not sys.__stdout__ or before is None or before.isatty():
-        yield
-        return
-    before.flush()
-    pipe = _Pipe(before.fileno(), "w", closefd=False)
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(pipe),
-        encoding=before.encoding,
-        errors=before.errors,
-        line_buffering=before.line_buffering,
-    )
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stdout = before
-
-
 def _refused(error: Exception, status: int) -> int:
     """Say an error that names what is wrong and the remedy, without a traceback."""
-    click.echo(f"error: {_plain(error)}", err=True)
+    click.echo(f"error: {terminal.plain(error)}", err=True)
     return status
-
-
-def _plain(text: object) -> str:
-    """Lines without what a terminal would obey: they hold names of files and classes."""
-    return "\n".join(map(printable, str(text).split("\n")))
-
-
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Let warnings be `_plain` too."""
-    before = warnings.formatwarning
-    warnings.formatwarning = lambda *about, **more: _plain(before(*about, **more))
-    try:
-        yield
-    finally:
-        warnings.formatwarning = before
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM, by which schedulers and `kill` end a process, do what Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

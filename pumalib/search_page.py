@@ -1,4 +1,4 @@
-"""One static page in HTML that shows what an index found, with nothing beside it."""
+"""What an index found: as one static page in HTML with nothing beside it, as CSV or as JSON."""
 
 import base64
 import html
@@ -79,6 +79,17 @@ def write_suspects(suspects: pd.DataFrame, folder: Path, file: Path, title: str)
         caption = f"{image.path}: {image.votes} of {image.of} in {image.suggested}"
         row.append(Picture(folder / str(image.path), caption))
     _write([row], file, title, "write --csv instead")
+
+
+def write_table(table: pd.DataFrame, csv_file: Path | None, json_file: Path | None) -> None:
+    """Write a table as CSV, as JSON (a list of rows) or both, each file whole."""
+    if csv_file is not None:
+        with paths.written_whole(csv_file) as temporary:
+            table.to_csv(temporary, index=False)
+    if json_file is not None:
+        text = table.to_json(orient="records", indent=2, force_ascii=False, double_precision=8)
+        with paths.written_whole(json_file) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def _write(rows: Sequence[Sequence[Picture]], file: Path, title: str, remedy: str) -> None:

@@ -410,5 +410,5 @@ def test_status_says_what_is_missing_and_is_no_success(tmp_path, monkeypatch, ca
     status, out, _ = call(capsys, "data", "status", "--root", tmp_path)
     assert status == 1
     assert out.count("not found under") == 8
-    assert "`python -m pumalib data download` fetches what is free" in out
+    assert f"`python -m pumalib data download --root {tmp_path}` fetches what is free" in out
     assert "weights: the weights of vit_small_patch16_224.augreg_in21k are not in the cache" in out

@@ -54,15 +54,17 @@ def numbers(run):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_numbers_of_finished_runs_are_those_of_today(name):
-    expected = json.loads(FILE.read_text())[name]
+    known = json.loads(FILE.read_text())
+    assert name in known, f"{name} is new: `python tests/test_golden.py` writes its numbers too"
+    expected = known[name]
     assert numbers(RUNS[name]) == pytest.approx(expected, rel=1e-5, abs=1e-5), (
         f"{name}: numbers of finished runs have changed: raise NUMBERS, or say why the numbers "
         "stay; `python tests/test_golden.py` writes today's"
     )
 
 
-def test_every_method_and_loss_is_among_them():
-    assert json.loads(FILE.read_text()).keys() == RUNS.keys()
+def test_nothing_else_is_among_them():
+    assert json.loads(FILE.read_text()).keys() <= RUNS.keys()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ ROOMS = [
     "paths",
     "config",
     "progress",
+    "terminal",
     "data",
     "models",
     "losses",

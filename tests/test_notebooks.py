@@ -215,10 +215,20 @@ def test_a_plan_names_what_is_missing_and_is_no_success(results, tmp_path, capsy
     line = next(line.split() for line in out.splitlines() if line.startswith("05_far"))
     assert line[1:3] == ["2", "2"] and line[-2:] == ["missing", "missing"]
     assert "Missing, without which nothing of it is trained:\nnot found under" in out
-    assert out.count("`python -m pumalib data download` fetches them") == 1
+    command = f"python -m pumalib data download --root {tmp_path / 'none'}"
+    assert out.count(f"`{command}` fetches them") == 1
     assert "no weights at" in out
     assert "by 100 images/s of a ViT-S at 224 px, stated and not measured" in out
     assert not results.exists()
+
+
+def test_a_plan_of_nothing_says_why_and_has_no_empty_table(results, capsys):
+    write("03_broken", "1 + 1", rows="rows = missing_name")
+    assert main(["run", "--plan"]) == 1
+    assert capsys.readouterr().out == (
+        "03_broken cannot be planned: NameError: name 'missing_name' is not defined\n"
+        "Nothing was trained.\n"
+    )
 
 
 def test_a_speed_is_for_a_plan(results, capsys):

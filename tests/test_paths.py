@@ -330,3 +330,9 @@ def test_a_bar_on_a_terminal_or_in_a_notebook_is_as_tqdm_has_it(monkeypatch):
     for stream in (terminal, notebook):
         monkeypatch.setattr(sys, "stderr", stream)
         assert progress.pace() == {}
+
+
+def test_a_printed_name_has_nothing_that_a_terminal_would_obey():
+    assert paths.printable("Übung 1.jpg") == "Übung 1.jpg"
+    assert paths.printable("a\x1b[2J\n\u202e") == r"a\x1b[2J\n\u202e"
+    assert paths.printable("caf\udce9.jpg") == r"caf\xe9.jpg"

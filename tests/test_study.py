@@ -355,7 +355,8 @@ def test_a_plan_needs_no_images_of_the_paper(results, tmp_path, monkeypatch):
     counts = study.printed.table(1)["train_samples"][list(study.printed.PAPER_DATASETS)].tolist()
     assert table["images"].tolist() == [*counts, sum(counts)]
     assert not table["kept"].any()
-    assert table["data"].str.contains("`python -m pumalib data download` fetches them").all()
+    command = f"python -m pumalib data download --root {tmp_path / 'nothing'}"
+    assert table["data"].str.contains(f"`{command}` fetches them").all()
     assert (table["weights"] == "").all(), "they are embedded"
 
     nowhere = study.plan({"y": PROFILE.run("puma", pretrained=str(tmp_path / "w.pth"))}, ONE)

@@ -63,6 +63,10 @@ class _Status(NamedTuple):
 
 
 def _status(root: Path, dataset: paper.Dataset) -> _Status:
+    expected = sum(images for images, _ in dataset.counts.values())
+    folder = paper.find(root, dataset.name)
+    if folder is None:
+        return _Status(dataset.name, "", 0, expected, 0, f"not found under {root}")
     found = 0
     copies = 0
     try:
@@ -73,8 +77,6 @@ def _status(root: Path, dataset: paper.Dataset) -> _Status:
         state = str(caught[0].message) if caught else "complete"
     except ValueError as error:
         state = str(error).splitlines()[0]
-    folder = paper.find(root, dataset.name) or ""
-    expected = sum(images for images, _ in dataset.counts.values())
     return _Status(dataset.name, str(folder), found, expected, copies, state)
 
 

@@ -6,6 +6,7 @@ classes is train.  `paper_datasets.yaml` says where each comes from and what it 
 
 import functools
 import os
+import shlex
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,11 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from .. import paths
 from .table import COLUMNS, Benchmark, Reader, check_known
+
+# Where `python -m pumalib data` puts datasets, below the project.
+DEFAULT_ROOT = "data/raw"
 
 
 class Archive(NamedTuple):
@@ -154,9 +159,17 @@ def _folders(root: Path, names: list[str]) -> dict[str, Path]:
         else:
             folders[name] = folder
     if lost:
-        remedy = "`python -m pumalib data download` fetches them or says how to get them"
+        remedy = f"`{download_command(root)}` fetches them or says how to get them"
         raise ValueError("\n  ".join([f"not found under {root}; {remedy}", *lost]))
     return folders
+
+
+def download_command(root: Path) -> str:
+    """The command that fetches datasets into `root`, or says how to get them."""
+    words = ["python", "-m", "pumalib", "data", "download"]
+    if root.resolve() != paths.resolve(DEFAULT_ROOT).resolve():
+        words += ["--root", str(root)]
+    return shlex.join(words)
 
 
 # ---- a dataset as a table

@@ -150,7 +150,9 @@ def plan(
             lost.append(f"{notebook.stem} cannot be planned: {error}")
         else:
             tables[notebook.stem] = _planned(part[-1])
-    whole = pd.concat([pd.DataFrame(columns=_PLANNED), *tables.values()])
+    if not tables:
+        return "\n".join([*lost, "Nothing was trained."]), False
+    whole = pd.concat(list(tables.values()))
     missing = _missing(whole)
     notes = _notes(whole, images_per_second)
     text = "\n".join([_summary(tables).to_string(), *lost, *missing, *notes])
