@@ -74,6 +74,7 @@ class Part(parts.Part):
         super().__init__()
         shape = (shapes.layers, len(parts.BRANCHES), shapes.width)
         self.scale = nn.Parameter(torch.full(shape, settings.start))
+        self.strength = nn.Parameter(torch.ones(()))
         self.shift = nn.Parameter(torch.zeros(shape))
 
     def addition(
@@ -81,7 +82,8 @@ class Part(parts.Part):
     ) -> Tensor:
         """What to add to a branch: its output (B, N, D) scaled and shifted."""
         place = parts.BRANCHES.index(branch)
-        return out * self.scale[layer, place] + self.shift[layer, place]
+        scale = self.strength * self.scale[layer, place]
+        return out * scale + self.shift[layer, place]
 '''
 
 BENCHMARK = '''"""Plain squares of many colours: a benchmark with a reader of its own."""
