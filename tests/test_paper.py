@@ -140,6 +140,11 @@ def study_of(tmp_path, monkeypatch):
                         {"dataset": key, "queries": len(hit), "R@1": hit.mean()}
                         for key, hit in hits.items()
                     ]
+                    own = [row["R@1"] for row in table if row["dataset"] != "unified"]
+                    harmonic = float(evaluation.harmonic_mean(np.array(own)))
+                    table.append(
+                        {"dataset": "harmonic", "queries": len(hits["unified"]), "R@1": harmonic}
+                    )
                     first = {
                         key: evaluation.pack(np.arange(len(hit)) % 5 == 0)
                         for key, hit in hits.items()
