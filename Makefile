@@ -21,14 +21,14 @@ LAST_TUNED = mlp3
 # Another stage has its own: the last block that its first 91 prints.
 LONGER = {puma: {lr: 3.0e-4, adapter_scale: 0.1}, full: {lr: 3.0e-5, new_lr_factor: 10}}
 IMBALANCE_METHODS = [full, linear, lora, adaptformer, adapter, adapter-stochastic, vpt, puma]
-TRIAL_RUN = $(or $(STEP),$(BIN)/python) -m pumalib run --profile
-PHOTOS_RUN = $(or $(STEP),$(BIN)/python) -m pumalib run --profile $(PHOTOS)
+TRIAL_RUN = $(or $(STEP),$(BIN)/python) -m puma_study run --profile
+PHOTOS_RUN = $(or $(STEP),$(BIN)/python) -m puma_study run --profile $(PHOTOS)
 
 quickstart: .venv/installed  ## train three models on this machine and compare them with the kept runs
-	$(BIN)/python -m pumalib run 00 --profile quickstart
+	$(BIN)/python -m puma_study run 00 --profile quickstart
 
 study: .venv/installed  ## every table and figure of the kept runs (PROFILE=mini); trains nothing
-	$(BIN)/python -m pumalib run --profile $(PROFILE) --kept
+	$(BIN)/python -m puma_study run --profile $(PROFILE) --kept
 
 test: .venv/installed  ## formatting, types, every test, and every notebook at its smoke setting
 	$(BIN)/ruff format --check
@@ -47,7 +47,7 @@ site: .venv/installed  ## executed notebooks, docs, docstrings, and the report w
 	$(BIN)/python docs/site/check.py $(SITE)/_build
 
 report: .venv/installed  ## the numbers of README.md and docs anew, and the report: $(REPORT)/report.html, report.pdf
-	$(BIN)/python -m pumalib docs --build $(REPORT)
+	$(BIN)/python -m tools pages --build $(REPORT)
 
 photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/photos.md): 06, 03, 02, 08, 14, 12, 11, 18, 17; hours on a CPU
 	$(PHOTOS_RUN) 06 -p 'methods=$(FIRST)'
@@ -102,10 +102,10 @@ gpu: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),.venv/installed)  ## on a GPU, in steps of 9 minutes: tests, the speed, `photos`, the trial, a row of it in float32
 	$(GPU_PYTHON) -c 'import faiss, ipykernel, papermill, pooch, pydantic, pytest, pytorch_metric_learning; import torch; assert torch.cuda.is_available(), "torch sees no GPU"'
 	$(MAKE) $(GPU_DONE)
-	test -f results/photos-gpu/adaptation_methods.csv || $(GPU_STEP) -m pumalib run 06 --profile photos-gpu -p 'seeds=[0]' -p 'methods=$(FIRST)'
+	test -f results/photos-gpu/adaptation_methods.csv || $(GPU_STEP) -m puma_study run 06 --profile photos-gpu -p 'seeds=[0]' -p 'methods=$(FIRST)'
 	$(MAKE) photos PHOTOS=photos-gpu STEP='$(GPU_STEP)'
 	$(MAKE) trial STEP='$(GPU_STEP)'
-	$(GPU_STEP) -m pumalib train puma --profile $(TRIAL) -p precision=float32
+	$(GPU_STEP) -m puma_study runs train puma --profile $(TRIAL) -p precision=float32
 	@echo all done
 
 build/gpu-tests:
@@ -113,7 +113,7 @@ build/gpu-tests:
 	mkdir -p build && touch $@
 
 results/bench/%-cuda.csv:
-	$(GPU_STEP) -m pumalib run 92 -p size=full -p device=cuda -p 'parts=[$*]'
+	$(GPU_STEP) -m tools bench $* --size full --device cuda
 
 # The root is the project: the index shows pictures of results/.
 lab: .venv/installed  ## open JupyterLab at the index of the notebooks

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Route
 
-from pumalib.figures import COLOURS, save, use_style
-from pumalib.figures.looks import AMBER
+from puma_study.figures import COLOURS, save, use_style
+from puma_study.figures.looks import AMBER
 
 WIDTH = 7.2
 HEIGHT = 7.9

@@ -1,6 +1,8 @@
-"""Universal metric learning with parameter-efficient transfer learning (PUMA), as a study.
+"""Universal metric learning with parameter-efficient transfer learning (PUMA).
 
-Read `models/puma.py` for the idea, `training/loop.py` for a run, `study/run_all.py` for a table.
+Read `models/puma.py` for the idea, `training/loop.py` for a run.  The study of the paper, which
+trains and compares many runs, is `puma_study` beside this package, in the checkout.
+
 To use it, `import pumalib` is enough: the names of `__all__` come when they are first asked for.
 
     folder = pumalib.train("mini", "puma")
@@ -34,20 +36,23 @@ _FUNCTIONS = [
     "train",
 ]
 _LIBRARY = [
+    "cluster",
     "config",
     "data",
+    "embed_parts",
     "embedder",
     "evaluation",
     "export",
     "index",
     "losses",
     "models",
+    "options",
     "paths",
     "progress",
     "search_page",
+    "terminal",
     "training",
 ]
-_STUDY = ["figures", "report", "study"]  # these need the checkout
 
 __all__ = [*_FUNCTIONS, *_LIBRARY]
 
@@ -56,7 +61,7 @@ def __getattr__(name: str) -> Any:
     """A public name, imported now: `import pumalib` alone reads no file and takes no time."""
     if name in _FUNCTIONS:
         return getattr(importlib.import_module(".api", __name__), name)
-    if name in _LIBRARY or name in _STUDY:
+    if name in _LIBRARY:
         return importlib.import_module(f".{name}", __name__)
     if name == "__version__":
         return _version()
@@ -64,7 +69,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__, *_STUDY, "__version__"])
+    return sorted([*globals(), *__all__, "__version__"])
 
 
 def _version() -> str:

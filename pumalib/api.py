@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from filelock import FileLock
 
 from . import config, data, embedder, evaluation, losses, models, paths, training
 from .training import run_folder
@@ -93,9 +92,7 @@ def train(
     if folder is None:
         folder = home / "runs" / training.run_name(chosen)
     place = paths.resolve(folder)
-    run_folder.make(place)
-    # Another process that wants the same run waits, and finds it finished.
-    with FileLock(place / run_folder.LOCK):
+    with run_folder.held(place):
         training.train(chosen, place)
     training.warn_if_below(chosen, place)
     return place

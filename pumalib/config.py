@@ -506,7 +506,7 @@ class Profile:
     def _check_tuned_losses(self, name: str, of_losses: Mapping[str, Mapping[str, Any]]) -> None:
         """Raise ValueError where `tuned_losses` has an unknown method, field or value.
 
-        Which losses there are is not known here: `study.run_all` looks at their names.
+        Which losses there are is not known here: `puma_study` looks at their names.
         """
         if name not in METHODS:
             raise ValueError(f"tuned_losses: {_unknown(name, METHODS, 'method')}")

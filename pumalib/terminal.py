@@ -1,16 +1,22 @@
-"""What a command does for its terminal: plain text, a reader that has gone, the signal to end."""
+"""Running a command: its status, its errors in plain text, Ctrl-C, a reader that has gone."""
 
 import io
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import click
+
 from .paths import printable
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with what is kept."""
 
 
 def plain(text: object) -> str:
@@ -77,3 +83,48 @@ def sigterm_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def run(
+    commands: click.Group, argv: list[str] | None, program: str, goes_on: Mapping[str, str]
+) -> int:
+    """Run one command of `program`, and return its status.
+
+    0 if all went well, 1 if not, 2 if it was asked in a wrong way, 130 if interrupted: then
+    `goes_on` says by command what is kept.
+    """
+    try:
+        with sigterm_interrupts(), without_reader(), plain_warnings():
+            return commands.main(argv, prog_name=program, standalone_mode=False) or 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort) as error:
+        click.echo(f"\ninterrupted; {_what_is_kept(error, argv, goes_on)}", err=True)
+        return 130
+    except ValueError as error:
+        return _refused(error, 2)
+    except (OSError, RuntimeError) as error:
+        return _refused(error, 1)
+    except ArithmeticError as error:
+        from .training import NonFiniteLoss  # torch takes seconds
+
+        if not isinstance(error, NonFiniteLoss):
+            raise
+        return _refused(error, 1)
+
+
+def _what_is_kept(error: BaseException, argv: list[str] | None, goes_on: Mapping[str, str]) -> str:
+    """What is said of an interrupted command."""
+    for one in (error, error.__cause__):
+        if isinstance(one, Interrupted):
+            return str(one)
+    given = sys.argv[1:] if argv is None else argv
+    command = given[0] if given else ""
+    return goes_on.get(command, "the same command begins anew")
+
+
+def _refused(error: Exception, status: int) -> int:
+    """Say an error that names what is wrong and the remedy, without a traceback."""
+    click.echo(f"error: {plain(error)}", err=True)
+    return status

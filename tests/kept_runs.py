@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from puma_study import kept_line, store
 from pumalib import config, data, evaluation, paths
-from pumalib.study import kept_line, store
 from pumalib.training import run_folder
 
 QUERIES = {"digits": 40, "aircraft": 60}

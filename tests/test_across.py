@@ -9,8 +9,9 @@ import pytest
 from kept_runs import RUNS
 from scipy import stats
 
-from pumalib import evaluation, paths, study
-from pumalib.study import across, store
+import puma_study as study
+from puma_study import across, store
+from pumalib import evaluation, paths
 
 SEVERAL = replace(kept_runs.PROFILE, seeds=(0, 1))
 

@@ -13,8 +13,9 @@ import pandas as pd
 import pytest
 import torch
 
-from pumalib import config, paths, study, training
-from pumalib.study import cluster, store
+import puma_study as study
+from puma_study import store
+from pumalib import cluster, config, paths, training
 from pumalib.training import run_folder
 
 PROFILE = config.Profile(

@@ -17,10 +17,11 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file
 
+from puma_study import notebooks, one_run, runs, store
+from puma_study.__main__ import main as study_main
 from pumalib import evaluation, paths
-from pumalib.__main__ import main
+from pumalib.__main__ import main as library_main
 from pumalib.models import backbones
-from pumalib.study import notebooks, one_run, runs, store
 
 PACKAGE = Path(paths.__file__).parent
 HEAVY = ["faiss", "matplotlib", "numpy", "pandas", "pydantic", "scipy", "timm", "torch"]
@@ -32,12 +33,16 @@ def environment(**variables):
 
 HELPS = f"""
 import sys
-from pumalib.__main__ import cli, main
-commands = [[], *([name] for name in cli.commands)]
-commands += [["runs", name] for name in cli.commands["runs"].commands]
-for command in commands:
-    assert main([*command, "--help"]) == 0, command
-print(sorted(set({HEAVY!r}) & sys.modules.keys()), len(commands))
+import puma_study.__main__ as study, pumalib.__main__ as library, tools.__main__ as workshop
+count = 0
+for program in (library, study, workshop):
+    commands = [[], *([name] for name in program.cli.commands)]
+    if program is study:
+        commands += [["runs", name] for name in study.cli.commands["runs"].commands]
+    for command in commands:
+        assert program.main([*command, "--help"]) == 0, command
+        count += 1
+print(sorted(set({HEAVY!r}) & sys.modules.keys()), count)
 """
 
 
@@ -46,7 +51,7 @@ def test_help_imports_nothing_that_takes_time():
         [sys.executable, "-c", HELPS], env=environment(), capture_output=True, text=True, check=True
     )
     loaded = said.stdout.splitlines()[-1]
-    assert loaded == "[] 14", loaded
+    assert loaded == "[] 18", loaded
     assert not said.stderr
 
 
@@ -71,6 +76,7 @@ def small(results):
 
 
 def call(capsys, *arguments):
+    main = study_main if arguments[0] in ("run", "runs") else library_main
     status = main([str(argument) for argument in arguments])
     return status, *capsys.readouterr()
 
@@ -140,19 +146,19 @@ def kept(profile, method):
 
 def test_a_run_that_fails_is_noted_and_told_until_it_is_removed(small, results, capsys):
     values = ["-p", "lr=1e30", "-p", "clip_value=0", "-p", "epochs=3"]
-    diverging = ["train", "linear", "--profile", small, *values]
+    diverging = ["runs", "train", "linear", "--profile", small, *values]
     status, _, error = call(capsys, *diverging)
     ((name, record),) = store.failures("small").items()
     assert status == 1
     assert f"run {name}, {record['where']}: {record['what']}" in error
-    assert f"not trained again before `python -m pumalib runs remove {name} --yes`" in error
+    assert f"not trained again before `python -m puma_study runs remove {name} --yes`" in error
     assert "Traceback" not in error and store.read("small") == {}
 
-    for again in (diverging, ["train", name, "--profile", small]):
+    for again in (diverging, ["runs", "train", name, "--profile", small]):
         status, _, error = call(capsys, *again)
         assert status == 1
         assert error.startswith("error: failed, and so without numbers, in profile small: ")
-        assert f"`python -m pumalib runs remove {name} --yes`, and it is trained again" in error
+        assert f"`python -m puma_study runs remove {name} --yes`, and it is trained again" in error
 
     assert call(capsys, "runs", "remove", f"small/{name}", "--yes")[0] == 0
     status, _, error = call(capsys, *diverging)
@@ -161,7 +167,7 @@ def test_a_run_that_fails_is_noted_and_told_until_it_is_removed(small, results, 
 
 
 def test_a_kept_run_that_is_trained_again_says_that_it_agrees(small, results, capsys):
-    status, first, _ = call(capsys, "train", "linear", "--profile", small, "-p", "epochs=2")
+    status, first, _ = call(capsys, "runs", "train", "linear", "--profile", small, "-p", "epochs=2")
     name = kept("small", "linear")["name"]
     assert status == 0 and first.splitlines()[0].endswith(name)
     assert "R@1: photos 0." in first and "kept:" not in first
@@ -169,7 +175,7 @@ def test_a_kept_run_that_is_trained_again_says_that_it_agrees(small, results, ca
     model = results / "small" / "runs" / name / "model.safetensors"
     before = load_file(model)
     model.unlink()  # as in a fresh clone: only the numbers are kept
-    status, again, _ = call(capsys, "train", name, "--profile", small)
+    status, again, _ = call(capsys, "runs", "train", name, "--profile", small)
     assert status == 0
     after = load_file(model)
     assert before.keys() == after.keys()
@@ -194,7 +200,7 @@ def with_three_other_hits(record):
 
 
 def test_other_numbers_are_told_and_kept_beside(small, results, capsys):
-    assert call(capsys, "train", "linear", "--profile", small)[0] == 0
+    assert call(capsys, "runs", "train", "linear", "--profile", small)[0] == 0
     record = kept("small", "linear")
     name = record["name"]
     other = with_three_other_hits(record)
@@ -204,7 +210,7 @@ def test_other_numbers_are_told_and_kept_beside(small, results, capsys):
     was_kept = store.record(name, "small")
 
     for _ in range(2):
-        status, said, _ = call(capsys, "train", name, "--profile", small)
+        status, said, _ = call(capsys, "runs", "train", name, "--profile", small)
         assert status == 1
         _, now, before, verdict = said.splitlines()
         assert now.startswith(f"R@1: photos {record['table'][0]['R@1']:.3f}, ")
@@ -219,13 +225,13 @@ def test_other_numbers_are_told_and_kept_beside(small, results, capsys):
 
 
 def test_numbers_may_differ_where_no_hit_does(small, capsys):
-    assert call(capsys, "train", "linear", "--profile", small)[0] == 0
+    assert call(capsys, "runs", "train", "linear", "--profile", small)[0] == 0
     was = kept("small", "linear")
     other = json.loads(json.dumps(was))
     other["table"][0]["R@8"] = 0.987654
     store.drop(other["name"], "small")
     store.add(other, "small")
-    status, said, _ = call(capsys, "train", other["name"], "--profile", small)
+    status, said, _ = call(capsys, "runs", "train", other["name"], "--profile", small)
     assert status == 0, "every query's hit is the same"
     apart = abs(other["table"][0]["R@8"] - was["table"][0]["R@8"])
     verdict = "They agree in the hit of every query; other numbers do not: at most by "
@@ -245,16 +251,16 @@ def test_changed_hits_are_shown_beside_what_seeds_change():
 
 
 def test_a_run_of_another_profile_says_where_it_is_kept(small, results, capsys):
-    assert call(capsys, "train", "pretrained", "--profile", small)[0] == 0
+    assert call(capsys, "runs", "train", "pretrained", "--profile", small)[0] == 0
     name = kept("small", "pretrained")["name"]
-    status, _, err = call(capsys, "train", name)
+    status, _, err = call(capsys, "runs", "train", name)
     assert status == 2
     assert f"{name} is not kept in profile smoke, but in small: add --profile small" in err
 
 
 def test_lines_of_the_list_are_told_apart_by_what_varies(small, results, capsys):
     for changes in ([], ["-p", "dim=4"], ["-p", "lr=0.01", "-p", "dim=4"]):
-        assert call(capsys, "train", "whitened", "--profile", small, *changes)[0] == 0
+        assert call(capsys, "runs", "train", "whitened", "--profile", small, *changes)[0] == 0
     listed = runs.list_runs("small")
     shown = runs.shown_columns(listed)
     added = [name for name in shown if name not in runs.COLUMNS]
@@ -297,10 +303,10 @@ def test_no_two_lines_of_the_study_look_alike(monkeypatch, capsys):
 
 
 def test_a_kept_run_is_trained_as_it_is(small, capsys):
-    assert call(capsys, "train", "pretrained", "--profile", small)[0] == 0
+    assert call(capsys, "runs", "train", "pretrained", "--profile", small)[0] == 0
     name = kept("small", "pretrained")["name"]
     for ignored in (["--loss", "ms"], ["--seed", "0"], ["-s", "prompts=1"], ["-p", "epochs=3"]):
-        status, _, err = call(capsys, "train", name, "--profile", small, *ignored)
+        status, _, err = call(capsys, "runs", "train", name, "--profile", small, *ignored)
         assert status == 2 and "is a kept run, trained again as it is: leave out -p, -s" in err
 
 
@@ -330,7 +336,7 @@ def test_a_training_that_is_ended_says_that_it_goes_on(number, small, results):
     assert err.endswith("checkpoints are kept: the same command goes on\n")
 
 
-@pytest.mark.parametrize("module", ["torch", "pandas", "pumalib.study"])
+@pytest.mark.parametrize("module", ["torch", "pandas", "pydantic"])
 def test_ctrl_c_during_imports_ends_quietly(module, small, tmp_path):
     hook = tmp_path / "sitecustomize.py"  # at the moment when a module is looked for
     hook.write_text(

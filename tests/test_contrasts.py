@@ -9,9 +9,9 @@ import pytest
 from kept_runs import any_name
 from scipy import stats
 
+from puma_study import contrasts, groups, seeds, store
 from pumalib import config, evaluation, paths
 from pumalib.evaluation import Averages
-from pumalib.study import contrasts, groups, seeds, store
 
 CLASSES = {"cars_196": 30, "characters": 40}
 PER_CLASS = 5

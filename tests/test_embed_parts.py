@@ -9,9 +9,8 @@ import pytest
 from PIL import Image
 
 import pumalib
-from pumalib import index, paths
+from pumalib import cluster, embed_parts, index, paths
 from pumalib.__main__ import main
-from pumalib.study import cluster, embed_parts
 
 MINI = embed_parts.Source("mini")
 

@@ -15,11 +15,12 @@ import torch
 from PIL import Image
 
 import pumalib
+from puma_study import store
 from pumalib import config, data, embedder, evaluation, export, models, paths
 from pumalib.__main__ import main
 from pumalib.embedder import Embedder
-from pumalib.study import pages, store
 from pumalib.training import run_name
+from tools import pages
 
 RUN = config.Run(
     data=config.Data(

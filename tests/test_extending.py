@@ -16,7 +16,8 @@ import nbformat
 import pytest
 from test_parts import IA3
 
-from pumalib import figures, paths
+from puma_study import figures
+from pumalib import paths
 
 LOSS = '''"""The logistic loss over pairs."""
 
@@ -173,8 +174,9 @@ import io
 import json
 
 import pumalib
-from pumalib import config, figures
-from pumalib.__main__ import main
+from pumalib import config
+from puma_study import figures
+from puma_study.__main__ import main
 
 folders = [
     pumalib.train("smoke", "scale-shift"),
@@ -233,7 +235,7 @@ def project(tmp_path_factory):
     unneeded = shutil.ignore_patterns(
         ".*", "*.egg-info", "build", "cache", "raw", "runs", "*.png.*", "__pycache__"
     )
-    for name in ("pumalib", "notebooks", "tests", "data", "results", "docs"):
+    for name in ("pumalib", "puma_study", "tools", "notebooks", "tests", "data", "results", "docs"):
         shutil.copytree(paths.ROOT / name, home / name, ignore=unneeded)
     for name in ("pyproject.toml", "conftest.py", ".gitignore"):
         shutil.copy(paths.ROOT / name, home)
@@ -303,7 +305,7 @@ def test_a_copied_notebook_writes_under_its_own_name(python, project):
     original.parent.mkdir(parents=True, exist_ok=True)
     original.write_text("row,runs\n")
 
-    python("-m", "pumalib", "run", "80", "--profile", "smoke", "-p", "components=[single]")
+    python("-m", "puma_study", "run", "80", "--profile", "smoke", "-p", "components=[single]")
 
     assert original.read_text() == "row,runs\n"
     assert (project / "results" / "smoke" / "mine.csv").is_file()
@@ -326,14 +328,14 @@ def test_no_method_changes_its_colour(found):
 def test_a_loss_is_planned_by_the_notebooks(python):
     given = ["--plan", "--profile", "smoke", "-p"]
     for notebooks, parameter in ((["05"], "losses"), (["21", "29"], "losses_")):
-        said = python("-m", "pumalib", "run", *notebooks, *given, f"{parameter}=[circle]")
+        said = python("-m", "puma_study", "run", *notebooks, *given, f"{parameter}=[circle]")
         runs = {line.split()[0][:2]: line.split()[1] for line in said.splitlines() if line}
         assert all(int(runs[number]) > 1 for number in notebooks), said
 
 
 def test_a_method_is_in_each_table_of_methods(python, project):
     given = ["--profile", "smoke", "-p", "epochs=1", "-p", "methods=[linear, ia3]"]
-    python("-m", "pumalib", "run", "06", *given)
+    python("-m", "puma_study", "run", "06", *given)
     executed = nbformat.read(project / "results" / "smoke" / "06_adaptation_methods.ipynb", 4)
     tables = [
         output.data["text/html"]

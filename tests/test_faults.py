@@ -24,11 +24,12 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pumalib import config, data, embedder, paths, study, training
-from pumalib.__main__ import main
+import puma_study as study
+from puma_study import runs, store
+from puma_study.__main__ import main
+from pumalib import config, data, embedder, paths, training
 from pumalib.data import images, mini, prepared
 from pumalib.models import backbones
-from pumalib.study import store
 
 OURS = (ValueError, OSError, RuntimeError)  # what the command line shows as one line
 SIDE = config.profile("smoke").data.image_size
@@ -247,7 +248,7 @@ def outcome(kind: str, home: Path):
 
 def started(kind: str, home: Path):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pumalib.study", "hypothesis"])
+    context.set_forkserver_preload(["puma_study", "hypothesis"])
     process = context.Process(target=work, args=(kind, home))
     process.start()
     return process
@@ -333,7 +334,7 @@ def signed(record):
 
 
 def verified(scene):
-    return "\n".join(study.runs.problems("faults"))
+    return "\n".join(runs.problems("faults"))
 
 
 def two_lines_of_a_name(scene):

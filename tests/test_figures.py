@@ -18,11 +18,11 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 import pumalib
-from pumalib import config, figures, paths
+from puma_study import figures, printed
+from puma_study.figures import Gap, Look, Picture, Text, labels, looks, maps, style
+from puma_study.figures.pictures import PICTURE_WIDTH
+from pumalib import config, paths
 from pumalib.data import Benchmark
-from pumalib.figures import Gap, Look, Picture, Text, labels, looks, maps, style
-from pumalib.figures.pictures import PICTURE_WIDTH
-from pumalib.study import printed
 
 DATASETS = ("unified", "a", "b", "harmonic")
 # What the row VPT is called where it is shown
@@ -141,7 +141,7 @@ def settings():
     return found
 
 before = settings()
-from pumalib import figures
+from puma_study import figures
 after = settings()
 print("by importing:", [name for name in before if before[name] != after[name]])
 
@@ -222,9 +222,9 @@ class TestLooks:
         methods = {**new, **known} if place == "first" else {**known, **new}
         monkeypatch.setattr(config, "METHODS", methods)
         monkeypatch.setattr(pumalib, "figures", figures)
-        for name in [name for name in sys.modules if name.startswith("pumalib.figures")]:
+        for name in [name for name in sys.modules if name.startswith("puma_study.figures")]:
             monkeypatch.delitem(sys.modules, name)
-        anew = importlib.import_module("pumalib.figures")
+        anew = importlib.import_module("puma_study.figures")
         assert anew is not figures
         assert {name: anew.looks_of(methods)[name] for name in known} == figures.looks_of(known)
 

@@ -6,8 +6,10 @@ import nbformat
 import pandas as pd
 import pytest
 
-from pumalib import config, paths, study
-from pumalib.study import findings, notebooks, page_rows, pages
+import puma_study as study
+from puma_study import findings, notebooks
+from pumalib import config, paths
+from tools import page_rows, pages
 
 RESULTS = paths.ROOT / "results"
 PROFILES = sorted(file.stem for file in (paths.ROOT / findings.FOLDER).glob("*.md"))
@@ -94,7 +96,9 @@ def test_a_verdict_is_the_scorecards(kept):
     card = pd.read_csv(RESULTS / "photos" / "claims.csv", index_col="name")
     for name in ("lora", "small-suffer"):
         text = f"It is <!-- verdict: {name} -->?<!-- end -->."
-        assert pages.without_markers(pages.written(text, kept)) == f"It is {card.at[name, 'here']}."
+        assert (
+            findings.without_markers(pages.written(text, kept)) == f"It is {card.at[name, 'here']}."
+        )
 
 
 def test_numbers_of_tables_that_are_none_of_runs(tmp_path, monkeypatch):
@@ -107,7 +111,7 @@ def test_numbers_of_tables_that_are_none_of_runs(tmp_path, monkeypatch):
 
     def written(said):
         text = pages.written(f"A <!-- number: {said} -->?<!-- end -->", kept)
-        return pages.without_markers(text).removeprefix("A ")
+        return findings.without_markers(text).removeprefix("A ")
 
     assert written("counts, n, d, of = a, k = 1") == "1,200"
     assert written("counts, n, .1%, of = a, k = 2") == "17.4%"
@@ -149,7 +153,7 @@ def test_a_notebook_opens_with_its_finding_and_ends_with_it(file, kept):
 
 @pytest.mark.parametrize(("profile", "stem"), EXECUTED)
 def test_an_executed_notebook_shows_what_is_found_now(profile, stem):
-    """... or it is executed again: python -m pumalib run <notebook> --profile <profile> --kept."""
+    """... or is executed again: python -m puma_study run <notebook> --profile <profile> --kept."""
     notebook = nbformat.read(RESULTS / profile / f"{stem}.ipynb", as_version=4)
     cells = [cell for cell in notebook.cells if "study.found(" in cell.source]
     if not cells:

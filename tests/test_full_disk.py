@@ -14,9 +14,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from small_disks import PAGE, mounted_if_possible
 
+from puma_study import analysis, one_run, store
 from pumalib import config, data, embedder, index, models, paths
 from pumalib.data import prepared
-from pumalib.study import analysis, one_run, store
 from pumalib.training import checkpoint, run_folder
 
 PROFILE = config.Profile(

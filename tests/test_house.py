@@ -1,16 +1,18 @@
-"""The house: rooms import only rooms below them, and none goes in a circle."""
+"""The house: three packages in one direction, rooms import only rooms below, none in a circle."""
 
 import ast
+import json
 import re
 
 from pumalib import paths
 
-# From the ground up.
+# What each may import: itself, and these.
+PACKAGES = {"pumalib": [], "puma_study": ["pumalib"], "tools": ["pumalib", "puma_study"]}
+# The rooms of the library, from the ground up.
 ROOMS = [
     "paths",
     "config",
     "progress",
-    "terminal",
     "data",
     "models",
     "losses",
@@ -20,31 +22,29 @@ ROOMS = [
     "index",
     "search_page",
     "training",
-    "study",
-    "figures",
-    "report",
+    "terminal",
+    "options",
+    "cluster",
+    "embed_parts",
     "api",
     "__main__",
     "__init__",
 ]
-PACKAGE = paths.ROOT / "pumalib"
-FILES = sorted(PACKAGE.rglob("*.py"))
+FILES = [file for package in PACKAGES for file in sorted((paths.ROOT / package).rglob("*.py"))]
 
 
 def module(file):
-    parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+    parts = file.relative_to(paths.ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 MODULES = {module(file): file for file in FILES}
 
 
-def imports(file):
-    """The modules of pumalib that a file imports, also inside functions."""
-    here = module(file)
-    package = here if file.name == "__init__.py" else here.rpartition(".")[0]
+def imports(text, package=""):
+    """The modules of the three packages that a program imports, also inside functions."""
     found = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found += [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -52,7 +52,7 @@ def imports(file):
             for name in node.names:
                 below = f"{base}.{name.name}"
                 found.append(below if below in MODULES else base)
-    return [name for name in found if name.split(".")[0] == "pumalib"]
+    return [name for name in found if package_of(name) in PACKAGES]
 
 
 def origin(node, package):
@@ -66,28 +66,61 @@ def origin(node, package):
     return ".".join(parts)
 
 
+def imports_of(name):
+    file = MODULES[name]
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    return imports(file.read_text(encoding="utf-8"), package)
+
+
+def package_of(name):
+    return name.split(".")[0]
+
+
 def room(name):
     return [*name.split("."), "__init__"][1]
 
 
-def test_every_room_imports_only_rooms_below_it():
-    assert {room(name) for name in MODULES} == set(ROOMS)
-    for name, file in MODULES.items():
-        for other in imports(file):
+IMPORTS = {name: imports_of(name) for name in MODULES}
+
+
+def test_packages_import_in_one_direction():
+    for name, found in IMPORTS.items():
+        own = package_of(name)
+        for other in found:
+            assert package_of(other) in [own, *PACKAGES[own]], f"{name} imports {other}"
+
+
+def test_no_notebook_imports_the_workshop():
+    notebooks = sorted((paths.ROOT / "notebooks").glob("*.ipynb"))
+    assert notebooks
+    for file in notebooks:
+        cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                found = imports("".join(cell["source"]))
+                assert "tools" not in map(package_of, found), file.name
+
+
+def test_every_room_of_the_library_imports_only_rooms_below_it():
+    library = {name: found for name, found in IMPORTS.items() if package_of(name) == "pumalib"}
+    assert {room(name) for name in library} == set(ROOMS)
+    for name, found in library.items():
+        for other in found:
             if room(other) != room(name):
                 below = ROOMS.index(room(other)) < ROOMS.index(room(name))
                 assert below, f"{name} imports {other}"
 
 
 def test_models_know_no_data_and_only_the_package_itself_the_public_functions():
-    for name, file in MODULES.items():
-        rooms = {room(other) for other in imports(file)}
-        assert room(name) != "models" or "data" not in rooms, name
-        assert name == "pumalib" or room(name) == "api" or "api" not in rooms, name
+    for name, found in IMPORTS.items():
+        if package_of(name) == "pumalib":
+            rooms = {room(other) for other in found}
+            assert room(name) != "models" or "data" not in rooms, name
+            assert name == "pumalib" or room(name) == "api" or "api" not in rooms, name
 
 
 def test_no_module_imports_itself_by_way_of_others():
-    graph = {name: set(imports(file)) - {name} for name, file in MODULES.items()}
+    graph = {name: set(found) - {name} for name, found in IMPORTS.items()}
 
     def visit(name, path):
         assert name not in path, " -> ".join([*path[path.index(name) :], name])

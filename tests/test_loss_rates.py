@@ -6,9 +6,10 @@ import kept_runs
 import pytest
 import yaml
 
-from pumalib import config, losses, paths, study
-from pumalib.study import loss_rates
-from pumalib.study.loss_rates import Search, Trial
+import puma_study as study
+from puma_study import loss_rates
+from puma_study.loss_rates import Search, Trial
+from pumalib import config, losses, paths
 
 PAIRS = Search(losses=("ms", "npair"))
 START = {1e-5: 0.0, 3e-5: 0.3, 1e-4: 0.5, 3e-4: 0.4}

@@ -1,4 +1,4 @@
-"""Every notebook is a template, and `python -m pumalib run` runs it.
+"""Every notebook is a template, and `python -m puma_study run` runs it.
 
 It refuses before it starts, plans without training, keeps successes.
 """
@@ -20,9 +20,10 @@ import pytest
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from PIL import Image
 
-from pumalib import config, paths, study
-from pumalib.__main__ import main, run
-from pumalib.study import notebooks
+import puma_study as study
+from puma_study import notebooks
+from puma_study.__main__ import main, run
+from pumalib import config, paths
 
 # Every folder of results that is in git but for its tables of speed.
 IGNORED = (paths.ROOT / ".gitignore").read_text(encoding="utf-8")
@@ -34,7 +35,8 @@ KEPT = [
 TEMPLATES = sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))
 PARAMETERS = 'profile = "smoke"  # name\noverrides = {}  # fields\n'
 P = (
-    "from pumalib import config, study\n"
+    "from pumalib import config\n"
+    "import puma_study as study\n"
     "p = config.profile(profile, **overrides, pretrained='random', "
     "datasets=['photos', 'aircraft'], image_size=48)\n"
 )
@@ -347,10 +349,10 @@ def test_redrawn_lines_are_not_kept():
 def test_the_commands_of_make_trial_and_photos_ask_for_what_there_is():
     arguments = ["make", "-n", "-o", ".venv/installed", "trial", "photos"]
     done = subprocess.run(arguments, cwd=paths.ROOT, check=True, capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if " -m pumalib run " in line]
+    lines = [line for line in done.stdout.splitlines() if " -m puma_study run " in line]
     assert len(lines) > 15
     for line in lines:
-        given = shlex.split(line.partition(" -m pumalib run ")[2])
+        given = shlex.split(line.partition(" -m puma_study run ")[2])
         asked = run.make_context("run", given).params
         wanted = notebooks.find(list(asked["names"]))
         notebooks.parameters(wanted, asked["profile"], asked["values"])

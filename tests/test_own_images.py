@@ -141,17 +141,17 @@ def test_a_model_and_weights_are_found_where_the_shell_stands(home, capsys, monk
     shutil.copy(weights, home / "weights.safetensors")
     assert call(capsys, "data", "verify", "--benchmark", "folders", "--root", "photos")[0] == 0
     given = {"root": "photos", "pretrained": "weights.safetensors", "split": None, "lr": 0.1}
-    from pumalib.__main__ import _from_shell
+    from pumalib.options import from_shell
 
-    found = _from_shell(given)
+    found = from_shell(given)
     assert found["root"] == str(home / "photos")
     assert found["pretrained"] == str(home / "weights.safetensors")
-    assert _from_shell({"root": "nowhere", "pretrained": "hub"}) == {
+    assert from_shell({"root": "nowhere", "pretrained": "hub"}) == {
         "root": "nowhere",
         "pretrained": "hub",
     }
     monkeypatch.setattr(paths, "ROOT", home)
-    assert _from_shell(given)["root"] == "photos", "in the project a path stays as it was given"
+    assert from_shell(given)["root"] == "photos", "in the project a path stays as it was given"
 
 
 def test_python_reads_where_the_shell_stands_too(home):

@@ -16,10 +16,11 @@ import torch
 import yaml
 from PIL import Image
 
-from pumalib import evaluation, figures, paths
-from pumalib.__main__ import main
+from puma_study import figures, kept_line, store
+from pumalib import evaluation, paths
 from pumalib.models import backbones
-from pumalib.study import kept_line, page_methods, page_parts, page_rows, pages, store
+from tools import page_methods, page_parts, page_rows, pages
+from tools.__main__ import main
 
 README = (paths.ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = paths.ROOT / "results"
@@ -108,7 +109,7 @@ def test_statements_stand_beside_their_verdicts_and_a_stage_that_cannot_test_say
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_says_what_is_kept(name, kept_of):
-    """... or `python -m pumalib docs` writes it anew."""
+    """... or `python -m tools pages` writes it anew."""
     kept = kept_of(PAGES[name])
     text = (paths.ROOT / name).read_text(encoding="utf-8")
     assert pages.MARKER.search(text)
@@ -403,14 +404,14 @@ def test_the_command_writes_and_draws(copied, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(paths, "ROOT", root)
     drawn = copied.folder / settings["stage"] / "claimed_and_measured.csv"
     drawn.unlink()
-    assert main(["docs"]) == 0
+    assert main(["pages"]) == 0
     assert "not told apart from<!-- end -->" in (root / "a.md").read_text(encoding="utf-8")
     for end in ("csv", "svg", "png"):
         assert drawn.with_suffix(f".{end}").stat().st_size > 400
     assert "written: a.md" in capsys.readouterr().out
 
     (root / "a.md").write_text("A <!-- holds: puma > full -->", encoding="utf-8")
-    assert main(["docs"]) == 2
+    assert main(["pages"]) == 2
     assert "a.md, <!-- holds: puma > full -->: puma > full does not hold" in capsys.readouterr().err
 
 
@@ -438,7 +439,7 @@ def test_a_profile_without_rivals_is_named(kept_of):
 
 
 def test_readmes_figure_was_drawn_from_what_is_kept(readmes):
-    """... or `python -m pumalib docs` draws it anew, and writes its numbers beside it."""
+    """... or `python -m tools pages` draws it anew, and writes its numbers beside it."""
     file = RESULTS / readmes.stage / "claimed_and_measured.csv"
     pd.testing.assert_frame_equal(pd.read_csv(file), page_rows.claimed(readmes))
     assert f"results/{readmes.stage}/claimed_and_measured.png" in README

@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 from kept_runs import any_name
 
+from puma_study import claims, printed, store, verdicts
 from pumalib import config, evaluation, paths
-from pumalib.study import claims, printed, store, verdicts
 
 PAPER_TEXT = Path(__file__).resolve().parents[2] / "shared" / "paper" / "puma_paper.txt"
 ROWS = {1: 8, 2: 24, 3: 6, 4: 6, 5: 10, 6: 4, 7: 5, 8: 4, 9: 6, 10: 25, 11: 19, 12: 7}

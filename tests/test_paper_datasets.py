@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
 
-from pumalib import config, data, paths, study
+import puma_study as study
+from pumalib import config, data, paths
 from pumalib.data import paper
 from pumalib.data.images import unreadable
 

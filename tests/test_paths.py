@@ -14,8 +14,8 @@ import kept_runs
 import pytest
 from ipykernel import iostream
 
+from puma_study import store
 from pumalib import paths, progress
-from pumalib.study import store
 from pumalib.training import run_folder
 
 PACKAGE = Path(paths.__file__).parent

@@ -4,12 +4,13 @@ import re
 
 import pytest
 
-from pumalib import paths, report
-from pumalib.study import pages
+from puma_study import findings
+from pumalib import paths
+from tools import report
 
 SOURCE = (paths.ROOT / "docs" / "report" / "report.md").read_text(encoding="utf-8")
 BIBLIOGRAPHY = (paths.ROOT / "docs" / "report" / "references.bib").read_text(encoding="utf-8")
-READ = pages.without_markers(SOURCE)
+READ = findings.without_markers(SOURCE)
 
 
 @pytest.fixture(scope="module")

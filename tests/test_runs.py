@@ -1,4 +1,4 @@
-"""`python -m pumalib runs`: kept runs listed, compared, verified and removed."""
+"""`python -m puma_study runs`: kept runs listed, compared, verified and removed."""
 
 import json
 
@@ -7,9 +7,11 @@ import pytest
 from filelock import FileLock
 from kept_runs import RUNS, add_text, another, any_name, kept_file, line_of, texts, trained
 
-from pumalib import paths, study
-from pumalib.__main__ import main
-from pumalib.study import contrasts, runs, store
+import puma_study as study
+from puma_study import contrasts, runs, store
+from puma_study.__main__ import main
+from pumalib import paths
+from pumalib.__main__ import main as library_main
 from pumalib.training import run_folder
 
 
@@ -298,7 +300,7 @@ def test_of_a_linked_folder_the_link_is_removed(names, capsys, tmp_path):
 
 
 def test_errors_are_one_line_and_unknown_commands_usage(capsys):
-    assert main(["data", "download", "cubb"]) == 2
+    assert library_main(["data", "download", "cubb"]) == 2
     assert capsys.readouterr().err.startswith("error: unknown dataset 'cubb'; known: ")
     assert main(["dance"]) == 2
     assert main(["runs", "remove"]) == 2

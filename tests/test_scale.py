@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from puma_study import scale
 from pumalib import losses
 from pumalib.losses.base import Loss
-from pumalib.study import scale
 
 
 class Products(Loss):

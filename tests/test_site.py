@@ -10,8 +10,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from puma_study import findings
 from pumalib import paths
-from pumalib.study import pages
 
 FOLDER = paths.ROOT / "docs" / "site"
 RESULTS = paths.ROOT / "results"
@@ -78,7 +78,7 @@ def test_the_contents_name_every_executed_notebook_docs_page_and_room(site):
 
 def test_home_is_the_readme_with_its_numbers(site):
     home = (site / "index.md").read_text(encoding="utf-8")
-    readme = pages.without_markers((paths.ROOT / "README.md").read_text(encoding="utf-8"))
+    readme = findings.without_markers((paths.ROOT / "README.md").read_text(encoding="utf-8"))
     verdict = re.search(r"\*\*What we found\.\*\*.*", readme)[0]
     assert "points below" in verdict and verdict in home
     rows = [line for line in readme.splitlines() if line.startswith("| PUMA |")]

@@ -5,7 +5,6 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
-import simulation
 from scipy import stats
 
 from pumalib.evaluation import (
@@ -21,6 +20,7 @@ from pumalib.evaluation import (
     smallest_found,
     statistics,
 )
+from tools import simulation
 
 CLASSES = {"a": 60, "b": 40, "c": 80}  # of five queries each
 NUMBERS = {

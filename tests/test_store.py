@@ -11,8 +11,9 @@ import kept_runs
 import pytest
 from kept_runs import RUNS, add_text, another, any_name, finish, kept_file, line_of, texts, trained
 
-from pumalib import paths, study
-from pumalib.study import analysis, kept_line, store
+import puma_study as study
+from puma_study import analysis, kept_line, runs, store
+from pumalib import paths
 from pumalib.training import run_folder
 
 ELSEWHERE = [
@@ -120,7 +121,7 @@ def test_no_folder_of_runs_leads_elsewhere(linked, names, tmp_path):
     (target / "runs" / names["puma"]).mkdir(parents=True)
     (target / names["puma"]).mkdir()
     (tmp_path / linked).symlink_to(target)
-    for use in (store.place, store.folder, study.runs.remove):
+    for use in (store.place, store.folder, runs.remove):
         with pytest.raises(
             ValueError, match=r"is a link, or below one, to .*disk.*PUMALIB_RESULTS"
         ):

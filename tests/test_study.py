@@ -15,8 +15,10 @@ import pandas as pd
 import pytest
 import torch
 
-from pumalib import config, data, evaluation, paths, study, training
-from pumalib.study import analysis, needs, runs, store
+import puma_study as study
+from puma_study import analysis, needs, runs, store
+from puma_study import results as kept_results
+from pumalib import config, data, evaluation, paths, training
 from pumalib.training import run_folder
 
 PROFILE = config.Profile(
@@ -443,8 +445,8 @@ def test_the_large_datasets_of_photos_8_are_those_of_the_protocol(name):
 
 def test_a_headline_of_smoke_says_that_it_means_nothing(results):
     told = results.headline(replace(PROFILE, name="smoke")).data
-    assert told.startswith(study.results.MEANS_NOTHING)
-    assert study.results.MEANS_NOTHING not in results.headline(PROFILE).data
+    assert told.startswith(kept_results.MEANS_NOTHING)
+    assert kept_results.MEANS_NOTHING not in results.headline(PROFILE).data
 
 
 def test_a_headline_has_the_best_row_and_pairs(results):
@@ -464,7 +466,8 @@ def test_a_name_alone_makes_no_dataset_of_the_paper(other, beside, results):
 
 
 PROGRAM = """
-from pumalib import config, study
+from pumalib import config
+import puma_study as study
 data = config.Data(datasets=("photos", "aircraft"), image_size=48)
 training = config.Training(epochs=4, batch_size=60, checkpoint_seconds=1e-3)
 p = config.Profile("two", data=data, pretrained="random", dim=16, training=training)

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from puma_study import claims, measures, verdicts
+from puma_study.claims import Claim, Pair, Statement
+from puma_study.contrasts import NotTestable
 from pumalib import losses, paths
-from pumalib.study import claims, measures, verdicts
-from pumalib.study.claims import Claim, Pair, Statement
-from pumalib.study.contrasts import NotTestable
 
 
 def written(folder, name, table):

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 import yaml
 
+from puma_study import store, tuning
+from puma_study.tuning import Progress, Search, Setting, Trial
 from pumalib import config, paths, training
-from pumalib.study import store, tuning
-from pumalib.study.tuning import Progress, Search, Setting, Trial
 
 ALONE = Search(("linear",), checks=())
 SLOW, FAST = tuning.knob_of("linear").values

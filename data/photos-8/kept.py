@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 import pumalib
+from puma_study import store
 from pumalib import data, embedder, evaluation, paths
-from pumalib.study import pages, store
+from tools import pages
 
 PROFILE = "photos-8"
 MOST_BYTES = 4 * 2**20

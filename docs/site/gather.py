@@ -4,7 +4,7 @@
 
 takes the executed notebooks of `results`, the report of `build`, where there is one, and the docs
 pages and modules of the project.  README.md is the home page: its verdict is written from kept runs
-by `python -m pumalib docs`, as all numbers of the docs are.
+by `python -m tools pages`, as all numbers of the docs are.
 """
 
 import ast
@@ -20,8 +20,8 @@ from typing import Any
 
 import yaml
 
+from puma_study import findings
 from pumalib import paths
-from pumalib.study import pages
 
 HERE = Path(__file__).parent
 
@@ -162,7 +162,7 @@ def with_links(text: str, name: str, place: Place) -> str:
             return found[0]
         path, hash_, part = target.partition("#")
         wanted = _in_project(name, path)
-        if wanted.startswith("pumalib/") and wanted.endswith(".py"):
+        if wanted.startswith(("pumalib/", "puma_study/")) and wanted.endswith(".py"):
             address = _relative(name, f"_modules/{wanted.removesuffix('.py')}.html")
             return f'<a href="{address}">{found["text"][1:-1]}</a>'
         address = _address(wanted, name, place)
@@ -213,7 +213,7 @@ def _relative(name: str, wanted: str) -> str:
 
 def page(text: str, name: str, place: Place) -> str:
     """A docs page: without its markers, with its links; findings lead to their notebooks."""
-    text = pages.without_markers(text)
+    text = findings.without_markers(text)
     if name.startswith("docs/findings/"):
         profile = Path(name).stem
 
@@ -272,7 +272,7 @@ def template(name: str, place: Place) -> str:
 def _prepare(cell: dict[str, Any], name: str, place: Place) -> None:
     """Fold a cell's code, and let links of its Markdown lead to what is on the site."""
     if cell["cell_type"] == "markdown":
-        text = pages.without_markers(_source(cell))
+        text = findings.without_markers(_source(cell))
         cell["source"] = with_links(text, name, place)
         return
     tags = cell["metadata"].setdefault("tags", [])
@@ -337,7 +337,7 @@ def write_report(report: Path, place: Place) -> None:
 
 
 def write_api(place: Place) -> None:
-    """A page for each room of the package, from its docstrings."""
+    """A page for each room of the library and the study, from its docstrings."""
     below = []
     lines = ["API reference", "=============", ""]
     lines += ["From the docstrings; ``import pumalib`` gives the functions of ``pumalib.api``.", ""]
@@ -352,12 +352,15 @@ def write_api(place: Place) -> None:
 
 
 def list_rooms() -> list[str]:
-    """The modules and packages of pumalib, its public functions first."""
-    folder = paths.ROOT / "pumalib"
-    modules = [file.stem for file in folder.glob("*.py") if not file.name.startswith("__")]
-    packages = [file.parent.name for file in folder.glob("*/__init__.py")]
-    rooms = sorted([*modules, *packages], key=lambda room: (room != "api", room))
-    return [f"pumalib.{room}" for room in rooms]
+    """The modules and packages of pumalib, its public functions first, then of puma_study."""
+    rooms = []
+    for package in ("pumalib", "puma_study"):
+        folder = paths.ROOT / package
+        names = [file.stem for file in folder.glob("*.py") if not file.name.startswith("__")]
+        names += [file.parent.name for file in folder.glob("*/__init__.py")]
+        names.sort(key=lambda name: (name != "api", name))
+        rooms += [f"{package}.{name}" for name in names]
+    return rooms
 
 
 def _room(room: str) -> str:

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from .. import paths
 from ..config import METHODS, Run, Training
 from ..models import model_folder
@@ -49,8 +47,7 @@ def warn_if_below(run: Run, folder: Path) -> None:
         return
     bare = of_backbone(run, on_held_out=run.data.holdout or best is not None)
     beside = folder.parent / run_folder.run_name(bare)
-    run_folder.make(beside)
-    with FileLock(beside / run_folder.LOCK):
+    with run_folder.held(beside):
         loop.train(bare, beside)
 
     by_backbone = _accuracies(run_folder.read_record(beside))

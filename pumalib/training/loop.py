@@ -40,7 +40,7 @@ MOST_DECODED_BEFORE = 20_000
 OPEN_LOSS_IMAGES = 1000
 OPEN_LOSS_SHARE = 0.02
 # What a run's numbers can depend on, of the project's folders.
-CODE_AND_INPUTS = ("pumalib", "notebooks", "data")
+CODE_AND_INPUTS = ("pumalib", "puma_study", "notebooks", "data")
 
 
 class NonFiniteLoss(ArithmeticError):  # noqa: N818 (a name that users know)

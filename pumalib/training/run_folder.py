@@ -2,8 +2,12 @@
 
 import json
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from .. import data, losses, models, paths
 from ..config import Run, short_hash
@@ -65,6 +69,14 @@ def make(folder: Path) -> None:
     paths.sweep(folder)
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a run's folder: another process that wants the same run waits, and finds it finished."""
+    make(folder)
+    with FileLock(folder / LOCK):
+        yield
+
+
 def write_text(file: Path, text: str) -> None:
     """Write a whole text file or nothing."""
     with paths.written_whole(file) as temporary:
@@ -112,3 +124,8 @@ def read_record(folder: Path) -> dict[str, Any]:
             f"{paths.shown(file)} is damaged or missing ({error}); {remedy}"
         ) from error
     return record
+
+
+def accuracies(record: Mapping[str, Any]) -> str:
+    """R@1 of every dataset, unified and harmonic: "cars 0.712, unified 0.712, harmonic 0.712"."""
+    return ", ".join(f"{row['dataset']} {row['R@1']:.3f}" for row in record["table"])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pumalib
 from pumalib import data, embedder, evaluation
-from pumalib.study import pages
+from tools import pages
 
 ABOUT = """## Data
 

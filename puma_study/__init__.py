@@ -1,0 +1,69 @@
+"""The study of the paper: from the rows of a table to their results.
+
+Read `rows` first, whose `run_all` trains what is missing.  `store` keeps finished runs, a
+`kept_line` each, and `runs` lists them; `contrasts` compares rows of them, with what `seeds` and
+`groups` know, and `results` and `show` make tables.  `printed` has the paper's numbers, `claims`
+what they and kept runs say of its claims and the survey's, `measures` what is no accuracy, and
+`verdicts` the scorecard.  `planning` and `notebooks` say and do what a notebook would train, and
+`needs` what of a GPU; `one_run` is a run by itself, `tuning` searches the settings of every method
+alike, `across` compares profiles, `analysis` looks into trained models, `scale` counts what a loss
+costs, and `findings` shows at the top of a notebook what was found.
+
+It needs the checkout.  Notebooks `import puma_study as study`: these names come when they are first
+asked for, so that `--help` imports nothing that takes time.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import claims as claims
+    from . import contrasts as contrasts
+    from . import groups as groups
+    from . import printed as printed
+    from . import store as store
+    from .findings import found as found
+    from .planning import plan as plan
+    from .results import Results as Results
+    from .results import collect as collect
+    from .rows import embed_kept as embed_kept
+    from .rows import embeddings as embeddings
+    from .rows import loss_of as loss_of
+    from .rows import model as model
+    from .rows import run_all as run_all
+    from .rows import specific as specific
+    from .runs import list_runs as list_runs
+    from .runs import run_of as run_of
+    from .show import marked as marked
+    from .show import plain as plain
+    from .store import hits as hits
+    from .verdicts import scorecard as scorecard
+
+# Functions and classes, by the module they are in.
+_HOMES = {
+    "findings": ["found"],
+    "planning": ["plan"],
+    "results": ["Results", "collect"],
+    "rows": ["embed_kept", "embeddings", "loss_of", "model", "run_all", "specific"],
+    "runs": ["list_runs", "run_of"],
+    "show": ["marked", "plain"],
+    "store": ["hits"],
+    "verdicts": ["scorecard"],
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = ["claims", "contrasts", "groups", "printed", "store"]
+
+__all__ = [*_HOME, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported now."""
+    if name in _HOME:
+        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

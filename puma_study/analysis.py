@@ -1,0 +1,144 @@
+"""What trained models see (Figs. 9, 10), as tables that are kept.
+
+A fresh clone has no models to make them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from sklearn.manifold import TSNE
+
+from pumalib import data, evaluation, paths
+from pumalib.config import Data
+from pumalib.training import run_folder
+
+from . import kept_line
+from .rows import embed_kept, embeddings, loss_of
+from .runs import run_of
+from .store import NotKept
+
+
+class Searcher(NamedTuple):
+    """A run by which a model searches: all of the union, or its `own` dataset alone."""
+
+    title: str
+    own: str | None
+    run: str
+
+
+def nearest(
+    models_of: Mapping[str, str | Mapping[str, str]],
+    profile: str,
+    union: Data,
+    queries: Sequence[int],
+    *,
+    k: int = 7,
+    train: bool = False,
+) -> dict[str, np.ndarray]:
+    """For each model the k nearest test images of each query (Fig. 9).
+
+    Returns (queries, k) positions in the test table of `union`, as `queries` are.  `models_of` has
+    per title a run, which searches the union; or a run per dataset, of which a query's own
+    searches its own dataset, as dataset-specific models do.
+    """
+    searchers = _searchers(models_of)
+
+    def compute() -> pd.DataFrame:
+        lines = []
+        for searcher in searchers:
+            vectors, images = embeddings(searcher.run, profile, union, train)
+            metric = loss_of(run_of(searcher.run, profile)).metric
+            lines += _found_by(searcher, vectors, images, queries, k=k, distance=metric)
+        return pd.DataFrame(lines, columns=["model", "query", *range(1, k + 1)])
+
+    table = derived(
+        "nearest",
+        profile,
+        compute,
+        [searcher.run for searcher in searchers],
+        searchers=[(searcher.title, searcher.own) for searcher in searchers],
+        union=data.load(union).digest,
+        queries=list(queries),
+        k=k,
+    )
+    table = table.set_index(["model", "query"])
+    return {title: table.loc[title].loc[list(queries)].to_numpy() for title in models_of}
+
+
+def _searchers(models_of: Mapping[str, str | Mapping[str, str]]) -> list[Searcher]:
+    searchers = []
+    for title, run in models_of.items():
+        if isinstance(run, Mapping):
+            searchers += [Searcher(title, own, name) for own, name in run.items()]
+        else:
+            searchers.append(Searcher(title, None, run))
+    return searchers
+
+
+def _found_by(
+    searcher: Searcher,
+    vectors: np.ndarray,
+    images: pd.DataFrame,
+    queries: Sequence[int],
+    **options: Any,
+) -> list[tuple]:
+    """Title, query and what is nearest to it, of each query that the searcher answers."""
+    mine = list(queries)
+    if searcher.own is not None:
+        mine = [query for query in queries if images["dataset"].iloc[query] == searcher.own]
+    within = searcher.own is not None
+    # Of a dataset without queries there are none, which are positions all the same.
+    positions = np.array(mine, dtype=int)
+    found = evaluation.neighbours(vectors, images, positions, within_dataset=within, **options)
+    return [(searcher.title, query, *row) for query, row in zip(mine, found, strict=True)]
+
+
+def tsne(
+    name: str, profile: str, split: str = "test", most: int = 2000, train: bool = False
+) -> pd.DataFrame:
+    """A t-SNE of `most` images of a split ("train" or "test"), drawn evenly (Fig. 10).
+
+    Columns: x, y, dataset, label.
+    """
+
+    def compute() -> pd.DataFrame:
+        images = getattr(data.load(run_of(name, profile).data), split)
+        drawn = np.random.default_rng(0).permutation(len(images))[:most]
+        images = images.iloc[np.sort(drawn)].reset_index(drop=True)
+        vectors = embed_kept(name, profile, images, train=train)
+        perplexity = min(30, len(images) // 4)
+        made = TSNE(init="pca", perplexity=perplexity, random_state=0)
+        points = made.fit_transform(vectors)
+        return images[["dataset", "label"]].assign(x=points[:, 0], y=points[:, 1])
+
+    return derived("tsne", profile, compute, [name], split=split, most=most)
+
+
+def derived(
+    title: str,
+    profile: str,
+    compute: Callable[[], pd.DataFrame],
+    names: Sequence[str] = (),
+    *,
+    may_compute: bool = True,
+    **settings: Any,
+) -> pd.DataFrame:
+    """What `compute` makes, or once made, as `results/<profile>/derived/<title>-<hash>.csv`.
+
+    The hash is of the runs `names` and of `settings`, which must have all that can change the
+    outcome, as a digest of data that is not that of the runs.  NotKept where it was not made yet
+    and may not be now, as what trains by itself where nothing is to be trained.
+    """
+    for name in names:
+        kept_line.checked_name(name)
+    key = run_folder.short_hash([list(names), settings])
+    file = paths.RESULTS / profile / "derived" / f"{kept_line.checked_name(title)}-{key}.csv"
+    if not file.is_file():
+        if not may_compute:
+            raise NotKept(f"{paths.shown(file)} is not kept, and nothing is to be trained")
+        table = compute()
+        with paths.written_whole(file) as temporary:
+            table.to_csv(temporary, index=False, float_format="%.5g")
+    return pd.read_csv(file)

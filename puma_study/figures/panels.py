@@ -1,0 +1,452 @@
+"""Numbers with their intervals, in panels: dots, lines with bands, and differences in pairs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pumalib.data import check_known
+from pumalib.evaluation import OVERALL
+
+from .labels import Name, name_ends, name_points
+from .looks import ABOVE, BELOW, BLACK, GREY, Look, looks_of, shown
+from .style import PAGE_WIDTH, empty_panels, finish, one_scale, styled, write_plain_numbers
+
+# The markers of PUMA and of the frozen backbone: larger, and above all others.
+PROMINENT = ("*", "_")
+# So many lines, or points, have their names beside them, and more a legend.
+LINES_NAMED = 7
+POINTS_NAMED = 12
+
+
+@styled
+def intervals(
+    table: pd.DataFrame,
+    ylabel: str | Mapping[str, str],
+    title: str = "",
+    *,
+    joined: bool = False,
+    zero: bool = False,
+    xlabel: str = "",
+) -> Figure:
+    """Numbers with their intervals, side by side at each place, or `joined` by a line with a band.
+
+    `table` has the columns place, row, value, low and high, and where needed panel (then `ylabel`
+    may be a dict by panel) and printed, the paper's number, drawn hollow.  `zero` draws a line
+    there.  Panels called unified and harmonic have one scale.
+    """
+    table = table.reset_index(drop=True)
+    table = table.assign(row=table["row"].map(shown), place=table["place"].map(shown))
+    if "panel" not in table:
+        table = table.assign(panel="")
+    panels = table.groupby("panel", sort=False)
+    look = looks_of(table["row"])
+
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    fills_page = columns > 1 or table["place"].nunique() > 4
+    width = 5.5
+    if fills_page:
+        width = PAGE_WIDTH
+    height = 3.2
+    if columns == 4:
+        height = 2.4
+    figure, axes = empty_panels(rows, columns, width, height, extra=0.6)
+    drawn = {}
+    for axis, (panel, part) in zip(axes.flat, panels, strict=False):
+        places = _places(part)
+        _draw_rows(axis, part, places, look, joined)
+        _shade_overall(axis, places)
+        if zero:
+            axis.axhline(0, color=GREY, linewidth=1)
+        unit = ylabel if isinstance(ylabel, str) else ylabel[panel]
+        axis.set(xlim=(-0.5, len(places) - 0.5), title=shown(panel), xlabel=xlabel, ylabel=unit)
+        _name_places(axis, places, columns)
+        axis.grid(axis="x", visible=False)
+        drawn[axis] = part.assign(x=part["place"].map(places.index), panel=panel)
+
+    one_scale([axis for axis, part in drawn.items() if part["panel"].iloc[0] in OVERALL], "y")
+    named = joined and _name_lines(drawn, look)
+    return finish(figure, axes, title, named=not named)
+
+
+def _name_lines(drawn: Mapping[Axes, pd.DataFrame], look: Mapping[str, Look]) -> bool:
+    """Names at the ends of the lines of the last panel, if it has all of them and there is room.
+
+    `drawn` has each panel's table with the columns row, x and value.
+    """
+    if not drawn:
+        return False
+    axis, table = list(drawn.items())[-1]
+    if set(table["row"]) != set(look) or not 1 < len(look) <= LINES_NAMED:
+        return False
+    right = axis.get_xlim()[1]
+    names = []
+    for row, part in table.groupby("row", sort=False):
+        # A line without an x goes through the whole panel.
+        last = part.fillna({"x": right}).sort_values("x").iloc[-1]
+        names.append(Name(str(row), look[str(row)].colour, last["x"], last["value"]))
+    name_ends(axis, names)
+    return True
+
+
+def _places(part: pd.DataFrame) -> list:
+    """The places of a panel from left to right: as they come, the overall accuracies last."""
+    places = list(part["place"].unique())
+    overall = [place for place in OVERALL if place in places]
+    single = [place for place in places if place not in OVERALL]
+    return [*single, *overall]
+
+
+def _draw_rows(
+    axis: Axes, part: pd.DataFrame, places: list, look: Mapping[str, Look], joined: bool
+) -> None:
+    """Every row of a panel, beside the others where several have a number at one place."""
+    rows = list(part["row"].unique())
+    distance = 0.0
+    if not joined and part["place"].duplicated().any():
+        distance = 0.8 / len(rows)
+
+    for number, row in enumerate(rows):
+        mine = part[part["row"] == row]
+        shift = distance * (number - (len(rows) - 1) / 2)
+        x = mine["place"].map(places.index) + shift
+        # A band of one point has no width.
+        if joined and len(mine) > 1:
+            _draw_line(axis, x, mine, row, look[row])
+        else:
+            _draw_dots(axis, x, mine, row, look[row])
+        if "printed" in mine:
+            _draw_hollow(axis, x, mine["printed"], look[row])
+
+
+def _shade_overall(axis: Axes, places: list) -> None:
+    for number, place in enumerate(places):
+        if place in OVERALL:
+            axis.axvspan(number - 0.5, number + 0.5, color="#f2f2f2", zorder=0)
+
+
+def _name_places(axis: Axes, places: list, columns: int) -> None:
+    """The names of the places below a panel, tilted where they would overlap."""
+    widths = [max(map(len, str(place).split("\n"))) for place in places]
+    # About a hundred characters stand side by side in a page.
+    if sum(widths) > 100 / columns:
+        axis.set_xticks(range(len(places)), places, rotation=40, ha="right")
+    else:
+        axis.set_xticks(range(len(places)), places, rotation=0, ha="center")
+
+
+def curves(
+    tidy: pd.DataFrame,
+    x: Mapping[str, tuple[str, float]],
+    xlabel: str,
+    columns: Sequence[str] = OVERALL,
+    metric: str = "R@1",
+) -> Figure:
+    """`metric` over a number, a panel per column and a line per method, with 95 % bands.
+
+    `tidy` as of `study.Results.tidy`; `x` gives a row its line and its place,
+    {"PUMA 4": ("PUMA", 4)}, and other rows are not drawn (Figs. 6 to 8).  ValueError: an unknown
+    `metric`.
+    """
+    drawn = tidy["row"].isin(list(x)) & tidy["dataset"].isin(columns)
+    table = _in_percent(tidy[drawn], metric)
+    table["place"] = [x[row][1] for row in table["row"]]
+    table["row"] = [x[row][0] for row in table["row"]]
+    table["panel"] = pd.Categorical(table["dataset"], columns)
+    table = table.sort_values(["panel", "place"], kind="stable")
+    table["panel"] = table["panel"].astype(str)
+    table["place"] = table["place"].map("{:g}".format)
+    return intervals(table, f"{metric} (%)", joined=True, xlabel=xlabel)
+
+
+@styled
+def against(
+    panels: Mapping[str, pd.DataFrame],
+    xlabel: str,
+    ylabel: str,
+    log: str = "",
+    *,
+    joined: bool = False,
+    zero: bool = False,
+) -> Figure:
+    """Values over numbers, a panel per table with the columns row, x, value, low and high.
+
+    Points with their intervals, or `joined` by a line, with a band where there are low and high.
+    A row without an x is a horizontal line.  `log` is "", "x" or "xy": these axes are logarithmic;
+    `zero` draws a line there.  Few rows stand beside their lines or points; a column `told` has
+    other names for points.  Panels called unified and harmonic have one scale.
+    """
+    panels = {title: one.assign(row=one["row"].map(shown)) for title, one in panels.items()}
+    look = looks_of([row for table in panels.values() for row in table["row"]])
+    width = PAGE_WIDTH if len(panels) > 1 else 7
+    figure, axes = empty_panels(1, len(panels), width, 4)
+    drawn = dict(zip(axes.flat, panels.values(), strict=True))
+    for axis, (title, table) in zip(axes.flat, panels.items(), strict=True):
+        _draw_over_numbers(axis, table, look, joined)
+        if zero:
+            axis.axhline(0, color=GREY, linewidth=1)
+        axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
+        if "x" in log:
+            axis.set_xscale("log")
+            write_plain_numbers(axis.xaxis)
+        elif (table["x"].dropna() % 1 == 0).all():
+            # There is no epoch 1.5.
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        if "y" in log:
+            axis.set_yscale("log")
+            write_plain_numbers(axis.yaxis)
+
+    one_scale([axis for axis in drawn if axis.get_title().split(":")[0] in OVERALL], "y")
+    named = _name_lines(drawn, look) if joined else _name_each_point(drawn, look)
+    return finish(figure, axes, named=not named)
+
+
+def _draw_over_numbers(
+    axis: Axes, table: pd.DataFrame, look: Mapping[str, Look], joined: bool
+) -> None:
+    """Every row of a panel of `against`, one without an x as a horizontal line."""
+    for row, part in table.groupby("row", sort=False):
+        if part["x"].isna().any():
+            level = part["value"].item()
+            colour = look[row].colour
+            axis.axhline(level, color=colour, linestyle="--", linewidth=1, label=row)
+        elif joined:
+            _draw_line(axis, part["x"], part, row, look[row])
+        else:
+            _draw_dots(axis, part["x"], part, row, look[row])
+
+
+@styled
+def over_settings(
+    panels: Mapping[str, pd.DataFrame], defaults: Mapping[str, float], ylabel: str
+) -> Figure:
+    """Lines with bands over the values of a setting each, on one scale of what they reach.
+
+    `panels` has tables as of `against`, whose values of x alone stand below a panel; these are on a
+    logarithmic axis where all are above 0.  A dotted line stands at the panel's default.
+    """
+    panels = {title: one.assign(row=one["row"].map(shown)) for title, one in panels.items()}
+    look = looks_of([row for table in panels.values() for row in table["row"]])
+    columns = min(4, len(panels))
+    lines = -(-len(panels) // columns)
+    figure, axes = empty_panels(lines, columns, PAGE_WIDTH, 2.3, extra=0.5)
+    drawn = axes.flat[: len(panels)]
+    for axis, (title, table) in zip(drawn, panels.items(), strict=True):
+        _draw_over_numbers(axis, table, look, joined=True)
+        default: dict[str, Any] = {"color": GREY, "linestyle": ":", "label": "the default"}
+        axis.axvline(defaults[title], linewidth=1.2, zorder=1, **default)
+        values = sorted(table["x"].dropna().unique())
+        if values[0] > 0:
+            axis.set_xscale("log")
+        axis.set_xticks(values, [f"{value:g}" for value in values])
+        axis.minorticks_off()
+        axis.set(title=title)
+    for line in axes:
+        line[0].set_ylabel(ylabel)
+    one_scale(drawn, "y")
+    return finish(figure, axes)
+
+
+def _name_each_point(drawn: Mapping[Axes, pd.DataFrame], look: Mapping[str, Look]) -> bool:
+    """Names beside points, where each row has one in a panel and they are few; or those `told`.
+
+    Whether the rows' names stand there.
+    """
+    tables = list(drawn.values())
+    is_told = any("told" in table for table in tables)
+    is_few = all(len(table) <= POINTS_NAMED for table in tables)
+    is_single = all(table["row"].is_unique for table in tables)
+    if not is_told and not (is_few and is_single and len(look) > 1):
+        return False
+    for axis, table in drawn.items():
+        names: list[Name] = []
+        levels: list[Name] = []
+        for one in table.itertuples():
+            text = one.told if is_told else one.row
+            name = Name(str(text), look[one.row].colour, one.x, one.value)
+            kind = levels if np.isnan(one.x) else names
+            kind.append(name)
+        name_points(axis, names, levels)
+    return not is_told
+
+
+def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int]) -> Figure:
+    """Unified and harmonic R@1 against each method's number of trainable parameters (Fig. 2).
+
+    `trainable` is a dict or a Series by row; a row that trains none is a horizontal line.
+    """
+    table = _in_percent(tidy, "R@1")
+    millions = table["row"].map(lambda row: trainable[row] / 1e6)
+    # A logarithmic axis has no zero.
+    table["x"] = millions.where(millions > 0)
+    panels = {name: table[table["dataset"] == name] for name in OVERALL}
+    xlabel = "trainable parameters (millions): up and to the left is better"
+    return against(panels, xlabel, "R@1 (%)", log="x")
+
+
+@styled
+def gains(differences: pd.DataFrame, title: str = "") -> Figure:
+    """Differences in pairs with their 95 % intervals, a panel per column, all on one scale.
+
+    `differences` as of `study.Results.differences`: difference, of, points, low and high, and if
+    known p and paper.  Differences of one row, or to one row, stand together under a heading; a
+    column `group` has headings of one's own.  Hollow: printed.  Grey: across zero, or of one seed
+    (p is NaN).
+    """
+    table = _with_groups(differences)
+    lines = _lines_of_groups(table)
+    panels = table.groupby("of", sort=False)
+    height = 1.3 + 0.21 * len(lines)
+    figure, axes = empty_panels(1, max(1, len(panels)), PAGE_WIDTH, height)
+    drawn = []
+    for axis, (panel, part) in zip(axes.flat, panels, strict=False):
+        y = pd.Series([-lines.index(line) for line in _keys(part)], part.index, dtype=float)
+        _draw_gains(axis, part, y)
+        if "paper" in part and part["paper"].notna().any():
+            axis.plot(part["paper"], y, "D", color=BLACK, markerfacecolor="none", label="printed")
+        axis.axvline(0, color=GREY, linewidth=1)
+        axis.set(xlabel="points of R@1", title=panel, ylim=(0.4 - len(lines), 0.6))
+        _name_lines_of_groups(axis, lines, named=axis is axes[0, 0])
+        drawn.append(axis)
+    one_scale(drawn, "x")
+    return finish(figure, axes, title)
+
+
+# A heading alone, or below it the name of a difference
+Line = tuple[str, str]
+# The heading of differences that share no row with others
+ALONE = "In pairs"
+
+
+def _with_groups(differences: pd.DataFrame) -> pd.DataFrame:
+    """`differences` with the columns group, a heading or "", and name, what stands below it."""
+    if "group" in differences:
+        return differences.assign(name=differences["difference"].map(shown))
+    parts = {}
+    for difference in differences["difference"].unique():
+        row, _, other = difference.partition(" over ")
+        parts[difference] = (shown(row), shown(other))
+    of_row = pd.Series([row for row, other in parts.values() if other]).value_counts()
+    to_other = pd.Series([other for _, other in parts.values() if other]).value_counts()
+
+    groups = {}
+    names = {}
+    for difference, (row, other) in parts.items():
+        if not other:
+            groups[difference], names[difference] = "", row
+        elif of_row[row] >= to_other[other]:
+            groups[difference], names[difference] = f"{row} minus ...", other
+        else:
+            groups[difference], names[difference] = f"... minus {other}", row
+    members = pd.Series(groups.values()).value_counts()
+    for difference, group in groups.items():
+        if group and members[group] == 1:
+            # A heading for one line is no help.
+            row, other = parts[difference]
+            groups[difference], names[difference] = ALONE, f"{row} minus {other}"
+    if set(groups.values()) == {ALONE}:
+        groups = dict.fromkeys(groups, "")
+    of = differences["difference"]
+    return differences.assign(group=of.map(groups), name=of.map(names))
+
+
+def _keys(table: pd.DataFrame) -> list[Line]:
+    return list(zip(table["group"], table["name"], strict=True))
+
+
+def _lines_of_groups(table: pd.DataFrame) -> list[Line]:
+    """What stands below each other: a heading, ("...", ""), and its names, from above."""
+    keys = list(dict.fromkeys(_keys(table)))
+    lines: list[Line] = []
+    for group in dict.fromkeys(group for group, _ in keys):
+        if group:
+            lines.append((group, ""))
+        lines += [key for key in keys if key[0] == group]
+    return lines
+
+
+def _name_lines_of_groups(axis: Axes, lines: Sequence[Line], *, named: bool) -> None:
+    """Headings in bold and the names below them, at the left of the first panel."""
+    axis.set_yticks([-number for number in range(len(lines))])
+    axis.set_yticklabels([name or group for group, name in lines] if named else [])
+    for (_, name), label in zip(lines, axis.get_yticklabels(), strict=False):
+        if not name:
+            label.set_fontweight("bold")
+
+
+def _draw_gains(axis: Axes, part: pd.DataFrame, y: pd.Series) -> None:
+    """The intervals of a panel at the heights `y`, in three colours."""
+    # One seed has no p, and says nothing about others.
+    several_seeds = pd.Series(False, part.index)
+    if "p" in part:
+        several_seeds = part["p"].notna()
+    above = (part["low"] > 0) & several_seeds
+    below = (part["high"] < 0) & several_seeds
+
+    x = part["points"]
+    spread = np.stack([x - part["low"], part["high"] - x])
+    kinds = [
+        ("interval above 0", ABOVE, above),
+        ("below 0", BELOW, below),
+        ("across 0, or one seed", GREY, ~(above | below)),
+    ]
+    for name, colour, mine in kinds:
+        # What does not occur is not in the legend.
+        label = name if mine.any() else None
+        axis.errorbar(x[mine], y[mine], xerr=spread[:, mine], fmt="o", color=colour, label=label)
+
+
+def _in_percent(tidy: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The rows of `tidy` of one metric, its shares as percentages; ValueError: it is unknown.
+
+    No share is below 0 or above 100 %, though an interval of few seeds may reach there.
+    """
+    check_known("metric", [metric], tidy["metric"].unique())
+    table = tidy[tidy["metric"] == metric].copy()
+    for part in ("value", "low", "high"):
+        table[part] = (100 * table[part]).clip(0, 100)
+    return table
+
+
+def _style_of(look: Look, label: str) -> dict[str, Any]:
+    """What dots and lines of a row have in common."""
+    style: dict[str, Any] = {"color": look.colour, "label": label, "zorder": 2}
+    if look.marker in PROMINENT:
+        style["markersize"] = 9
+        style["zorder"] = 3
+    return style
+
+
+def _draw_line(axis: Axes, x: pd.Series, rows: pd.DataFrame, label: str, look: Look) -> None:
+    """The values of `rows` at `x` as a line with about eight markers, and their band if known."""
+    every = -(-len(rows) // 8)
+    axis.plot(x, rows["value"], marker=look.marker, markevery=every, **_style_of(look, label))
+    if "low" in rows:
+        low = rows["low"]
+        high = rows["high"]
+        axis.fill_between(x, low, high, color=look.colour, alpha=0.15, linewidth=0)
+
+
+def _draw_dots(axis: Axes, x: pd.Series, rows: pd.DataFrame, label: str, look: Look) -> None:
+    """The values of `rows` at `x` as markers with the bars of their intervals."""
+    below = rows["value"] - rows["low"]
+    above = rows["high"] - rows["value"]
+    spread = np.stack([below, above]).astype(float).clip(0)
+    axis.errorbar(
+        x,
+        rows["value"],
+        spread,
+        fmt=look.marker,
+        elinewidth=1.2,
+        ecolor=(look.colour, 0.6),
+        **_style_of(look, label),
+    )
+
+
+def _draw_hollow(axis: Axes, x: pd.Series, values: pd.Series, look: Look) -> None:
+    """The paper's numbers: a row's marker, larger and empty."""
+    axis.plot(x, values, look.marker, color=look.colour, markerfacecolor="none", markersize=8)

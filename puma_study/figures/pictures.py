@@ -1,0 +1,193 @@
+"""Pictures in lines: contact sheets, and queries with what was found for them."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from PIL import Image, ImageOps
+
+from pumalib.data import Benchmark
+from pumalib.data.images import decode
+
+from .looks import BLACK, FALSE, TRUE, shown
+from .style import PAGE_WIDTH, empty_panels, styled
+
+# Pixels of a picture's side.
+SIDE = 96
+
+# The unit of lengths below is the side of a picture.
+PICTURE_WIDTH = 1.1
+TEXT_WIDTH = 1.8
+GAP = 0.2
+TEXT_LINE = 0.2
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture, cut to a square, with a text below and a frame."""
+
+    image: Image.Image
+    text: str = ""
+    # The frame's colour; "none" is no frame.
+    frame: str = "none"
+    dashed: bool = False
+    width: float = PICTURE_WIDTH
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text in place of a picture."""
+
+    text: str
+    width: float = TEXT_WIDTH
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Room between two pictures; `Gap(PICTURE_WIDTH)` leaves the place of one."""
+
+    width: float = GAP
+
+
+Cell = Picture | Text | Gap
+
+
+@styled
+def picture_grid(lines: Sequence[Sequence[Cell]], title: str = "") -> Figure:
+    """Lines of pictures, texts and gaps, from left to right; an empty line is a gap too."""
+    lefts = [_left_edges(line) for line in lines]
+    tops = _top_edges(lines)
+    width = max(edges[-1] for edges in lefts)
+    height = tops[-1]
+
+    figure, axes = empty_panels(1, 1, PAGE_WIDTH, PAGE_WIDTH * height / width, extra=0.3)
+    axis = axes[0, 0]
+    axis.set(xlim=(-0.05, width), ylim=(height, -0.05), aspect="equal", title=title)
+    axis.axis("off")
+    for line, edges, top in zip(lines, lefts, tops):
+        for cell, left in zip(line, edges):
+            if isinstance(cell, Picture):
+                _draw_picture(axis, cell, left, top)
+            elif isinstance(cell, Text):
+                _draw_text(axis, cell, left, top)
+    return figure
+
+
+def _left_edges(line: Sequence[Cell]) -> np.ndarray:
+    """Where each cell begins, and where the last one ends: (cells + 1,)."""
+    return np.cumsum([0, *(cell.width for cell in line)])
+
+
+def _top_edges(lines: Sequence[Sequence[Cell]]) -> np.ndarray:
+    """Where each line begins, and where the last one ends: (lines + 1,)."""
+    cells = [cell for line in lines for cell in line]
+    texts = [cell.text.splitlines() for cell in cells if isinstance(cell, Picture)]
+    below = max(map(len, texts), default=0)
+    edges = [0.0]
+    for line in lines:
+        height = GAP
+        if line:
+            height = PICTURE_WIDTH + TEXT_LINE * below
+        edges.append(edges[-1] + height)
+    return np.array(edges)
+
+
+def _draw_picture(axis: Axes, cell: Picture, left: float, top: float) -> None:
+    axis.imshow(_square(cell.image), extent=(left, left + 1, top + 1, top))
+    axis.text(left + 0.5, top + 1.04, cell.text, ha="center", va="top", fontsize=6.5)
+    frame = Rectangle((left, top), 1, 1, fill=False, edgecolor=cell.frame, linewidth=2.5)
+    if cell.dashed:
+        frame.set_linestyle((0, (2, 1)))
+    axis.add_patch(frame)
+
+
+def _draw_text(axis: Axes, cell: Text, left: float, top: float) -> None:
+    """A text beside the pictures: at the beginning of a line it ends at them, else begins there."""
+    if left == 0:
+        axis.text(cell.width - 0.1, top + 0.5, cell.text, ha="right", va="center")
+    else:
+        axis.text(left + 0.1, top + 0.5, cell.text, ha="left", va="center")
+
+
+def _square(picture: Image.Image) -> Image.Image:
+    """The middle of a picture; BOX averages large pictures and keeps small ones' pixels square."""
+    return ImageOps.fit(picture, (SIDE, SIDE), Image.Resampling.BOX)
+
+
+def contact_sheet(benchmark: Benchmark, per_dataset: int = 12) -> Figure:
+    """A line of `per_dataset` pictures per dataset, two by two of one class.
+
+    In front stand the numbers of classes and images.
+    """
+    lines: list[list[Cell]] = []
+    for name, images in benchmark.images.groupby("dataset", sort=False):
+        classes = images["label"].nunique()
+        line: list[Cell] = [Text(f"{shown(name)}\n{classes:,} classes\n{len(images):,} images")]
+        for place, image in enumerate(_pairs_of_a_class(images, per_dataset).itertuples()):
+            if place % 2 == 0:
+                line.append(Gap())
+            line.append(Picture(_decoded(benchmark, image)))
+        lines.append(line)
+    return picture_grid(lines, "The datasets: neighbouring pairs are of one class")
+
+
+def _pairs_of_a_class(images: pd.DataFrame, count: int) -> pd.DataFrame:
+    """`count` images by chance, always the same: two of each of the first classes that come."""
+    mixed = images.sample(frac=1, random_state=0)
+    classes = mixed["label"].unique()[: (count + 1) // 2]
+    shown = mixed[mixed["label"].isin(classes)].groupby("label").head(2)
+    return shown.sort_values("label")[:count]
+
+
+def retrieval_grid(
+    benchmark: Benchmark, queries: Sequence[int], found: Mapping[str, np.ndarray]
+) -> Figure:
+    """Queries at the left and their nearest images beside them, a line per method (Fig. 9).
+
+    Both are positions in `benchmark.test`: `found` has (len(queries), k) of them by the method's
+    name.  True matches are framed green, false ones orange and dashed.
+    """
+    images = benchmark.test
+    lines: list[list[Cell]] = []
+    for number, query in enumerate(images.iloc[list(queries)].itertuples()):
+        class_name = textwrap.fill(str(query.class_name), 18)
+        lead: list[Cell] = [
+            Text(f"{shown(query.dataset)}\n{class_name}"),
+            Picture(_decoded(benchmark, query), frame=BLACK),
+            Gap(),
+        ]
+        for name, rows in found.items():
+            nearest = images.iloc[rows[number]].itertuples()
+            answers = [_answer(benchmark, query, image) for image in nearest]
+            lines.append([*lead, *answers, Text(textwrap.fill(shown(name), 18))])
+            # The query stands in the first of its lines alone.
+            lead = [Text(""), Gap(PICTURE_WIDTH), Gap()]
+        lines.append([])
+    title = "Query (left) and its nearest: same class green, another class orange and dashed"
+    return picture_grid(lines, title)
+
+
+def _answer(benchmark: Benchmark, query: Any, image: Any) -> Picture:
+    """An image that was found, framed by whether it is of the query's class."""
+    picture = _decoded(benchmark, image)
+    if image.label == query.label:
+        return Picture(picture, frame=TRUE)
+    return Picture(picture, frame=FALSE, dashed=True)
+
+
+def _decoded(benchmark: Benchmark, image: Any) -> Image.Image:
+    """The picture of a row of the table.
+
+    Small at once: a photograph takes 36 MB, and a figure has hundreds.
+    """
+    if benchmark.pixels is not None:
+        return _square(Image.fromarray(benchmark.pixels[int(image.path)]))
+    if benchmark.root is None:
+        raise ValueError(f"benchmark {benchmark.name!r} has neither pixels nor a root")
+    return _square(decode(benchmark.root / image.path))

@@ -1,0 +1,54 @@
+"""What was found, told at the top of a notebook: docs/findings/<profile>.md.
+
+Each of these pages has a heading `## <notebook>` and a few sentences for every notebook that is
+kept executed.  They are written by hand; `pages` writes their numbers and checks what they say.
+"""
+
+import re
+from typing import TYPE_CHECKING
+
+from pumalib import config, paths
+
+if TYPE_CHECKING:
+    from IPython.display import Markdown
+
+FOLDER = "docs/findings"
+TITLE = "### What we found"
+
+# A heading as "## 03_components", and what stands below it.
+SECTION = re.compile(
+    r"^## \d+_(?P<notebook>\S+)\n(?P<text>.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE
+)
+
+
+def found(notebook: str, profile: str) -> "Markdown | None":
+    """What the kept runs of a profile say, to be shown; None where nothing is kept of a notebook.
+
+    `notebook` is its name without its number, `profile` as `config.profile` reads it.  A copy of a
+    notebook has a name of its own, and `smoke` nothing to tell.
+    """
+    name = config.profile(profile).name
+    text = read(name).get(notebook)
+    if text is None:
+        return None
+    from IPython.display import Markdown  # the commands do without it
+
+    source = f"*Of what is kept on `{name}`, from `{FOLDER}/{name}.md`.*"
+    return Markdown(f"{TITLE}\n\n{text}\n\n{source}")
+
+
+def read(profile: str) -> dict[str, str]:
+    """The findings of a profile, without markers, by notebooks' names without their numbers."""
+    page = paths.ROOT / FOLDER / f"{profile}.md"
+    if not page.is_file():
+        return {}
+    sections = SECTION.finditer(page.read_text(encoding="utf-8"))
+    texts = {}
+    for section in sections:
+        texts[section["notebook"]] = without_markers(section["text"]).strip()
+    return texts
+
+
+def without_markers(text: str) -> str:
+    """A page without its comments, which other readers than GitHub may stumble over."""
+    return re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)

@@ -1,0 +1,364 @@
+"""Rows of a table to results: each run is trained once, and shared by all notebooks.
+
+It is kept under the name of what it is, so that a first table is
+`run_all({"PUMA": profile.run("puma"), "Linear": profile.run("linear")}, profile).wide("R@1")`.
+"""
+
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from pumalib import embedder, evaluation, losses, training
+from pumalib.config import Data, Profile, Run
+from pumalib.data import expected, load, unchanged
+from pumalib.training import run_folder
+
+from . import store
+from .results import Results, collect
+from .runs import run_of
+
+# Of one method and loss, each trained on another dataset: each is judged on its own dataset, and
+# the mean of their embeddings on all (Sec. 5.2).
+Ensemble = tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A row at one seed: its run, or the members of its ensemble."""
+
+    row: str
+    runs: tuple[Run, ...]
+    is_ensemble: bool
+
+    @cached_property
+    def run_names(self) -> list[str]:
+        """The names of its runs; a ValueError or OSError says what is not on this machine."""
+        return [run_folder.run_name(run) for run in self.runs]
+
+    @cached_property
+    def name(self) -> str:
+        """What it is kept by; errors as of `run_names`."""
+        if self.is_ensemble:
+            return run_folder.ensemble_name(self.run_names)
+        return self.run_names[0]
+
+
+def specific(run: Run) -> Ensemble:
+    """`run` on each of its datasets alone; those of "paper" need not be there."""
+    members = []
+    for dataset in _datasets(run.data):
+        members.append(replace(run, data=replace(run.data, datasets=(dataset,))))
+    return tuple(members)
+
+
+def _datasets(settings: Data) -> list[str]:
+    """The datasets that are asked for, in the benchmark's order."""
+    known = expected(settings)
+    if known is not None:
+        return list(dict.fromkeys(known["dataset"]))
+    names = load(settings).datasets
+    if settings.datasets is None:
+        return names
+    return [name for name in names if name in settings.datasets]
+
+
+def run_all(
+    rows: Mapping[str, Run | Ensemble],
+    profile: Profile,
+    side: Collection[str] = (),
+    may_fail: Collection[str] = (),
+) -> Results:
+    """Train what is not yet kept of every row, once per seed of the profile; collect the results.
+
+    Rows in `side` have `profile.side_seeds`, and what further seeds are kept; so has any row of
+    `profile.further_seeds`.  A kept run is taken as it is, an unfinished one resumed; of two
+    processes that want one run, one trains it and the other waits.  `profile.jobs` train at a
+    time, or the workers of `profile.dask`.
+
+    A run whose loss is not finite has failed: that is kept, the others are trained, and it is not
+    trained again until `runs remove` drops it.  A row of `may_fail`, as in a search for settings,
+    is then left out and named in `Results.failed`.
+
+    Raises `store.NotKept` where runs are missing and `profile.train` is False, and `store.Failed`
+    where another row has a run that failed.
+    """
+    _require_known_losses(profile)
+    done = store.read(profile.name)
+    failed = store.failures(profile.name)
+    runs_by_name: dict[str, Run] = {}
+    with unchanged():
+        wanted = list(asked(rows, profile, side, done))
+        for one in wanted:
+            runs_by_name.update(zip(one.run_names, one.runs))
+    _require_own_records(runs_by_name, done, profile.name)
+    missing = {
+        name: run for name, run in runs_by_name.items() if name not in done and name not in failed
+    }
+    ensembles = {one.name: one for one in wanted if one.is_ensemble and one.name not in done}
+
+    can_be_averaged = [one for one in ensembles.values() if failed.keys().isdisjoint(one.run_names)]
+    if (missing or can_be_averaged) and not profile.train:
+        raise store.NotKept(
+            f"{len(missing)} of {len(runs_by_name)} runs and {len(can_be_averaged)} ensembles "
+            "are not kept"
+        )
+    _train_missing(missing, profile)
+
+    failed_rows = _failed_rows(wanted, may_fail, profile.name)
+    for ensemble in ensembles.values():
+        if ensemble.row not in failed_rows:
+            _average(ensemble, profile.name)
+    names = _names_by_row(rows, wanted)
+    whole_rows = {row: names[row] for row in names if row not in failed_rows}
+    return replace(collect(whole_rows, profile.name), failed=failed_rows)
+
+
+def _require_known_losses(profile: Profile) -> None:
+    """Raise ValueError where something was tuned for a loss that there is not: it had no effect."""
+    for method, of_losses in profile.tuned_losses.items():
+        for name in of_losses:
+            try:
+                losses.defaults(name)
+            except ValueError as error:
+                where = f"profile {profile.name!r}, tuned_losses.{method}"
+                raise ValueError(f"{where}: {error}") from None
+
+
+def _require_own_records(
+    runs: Mapping[str, Run], done: Mapping[str, dict[str, Any]], profile: str
+) -> None:
+    """Raise ValueError where the kept record of a run, by name, is that of another run."""
+    for name, run in runs.items():
+        if name not in done:
+            continue
+        kept = Run.from_dict(done[name]["run"])
+        if kept.identity("", "") != run.identity("", ""):
+            removed = store.HOW_TO_REMOVE.format(name=name)
+            raise ValueError(
+                f"what is kept in profile {profile} as {name} has the settings of another run: "
+                f"{removed}, and it is trained again"
+            )
+
+
+def _failed_rows(wanted: list[Wanted], may_fail: Collection[str], profile: str) -> dict[str, str]:
+    """The rows of `may_fail` that have a run that failed, with what happened.
+
+    Raises `store.Failed` where another row has one.
+    """
+    needed = [name for one in wanted if one.row not in may_fail for name in one.run_names]
+    store.require_none_failed(dict.fromkeys(needed), profile)
+
+    known = store.failures(profile)
+    failed: dict[str, dict[str, Any]] = {}
+    for one in wanted:
+        of_row = {name: known[name] for name in one.run_names if name in known}
+        if of_row:
+            failed[one.row] = {**failed.get(one.row, {}), **of_row}
+    return {row: store.told(records) for row, records in failed.items()}
+
+
+def asked(
+    rows: Mapping[str, Run | Ensemble],
+    profile: Profile,
+    side: Collection[str],
+    done: Collection[str] = (),
+) -> Iterator[Wanted]:
+    """Each row once per seed; of a side row those of its seeds; and further ones if `done`."""
+    for row, asked_for in rows.items():
+        own_seeds = profile.seeds
+        if row in side and profile.side_seeds:
+            own_seeds = profile.side_seeds
+        for number, seed in enumerate((*profile.seeds, *profile.further_seeds)):
+            wanted = _at_seed(row, asked_for, seed)
+            is_further = number >= len(own_seeds)
+            if is_further and (not done or wanted.name not in done):
+                break
+            yield wanted
+
+
+def _at_seed(row: str, asked_for: Run | Ensemble, seed: int) -> Wanted:
+    if isinstance(asked_for, Run):
+        return Wanted(row, (replace(asked_for, seed=seed),), is_ensemble=False)
+    members = tuple(replace(member, seed=seed) for member in asked_for)
+    return Wanted(row, members, is_ensemble=True)
+
+
+def _names_by_row(rows: Iterable[str], wanted: list[Wanted]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {row: [] for row in rows}
+    for one in wanted:
+        names[one.row].append(one.name)
+    return names
+
+
+def _train_missing(missing: Mapping[str, Run], profile: Profile) -> None:
+    """Train runs, given by name, here or on a cluster."""
+    folders = {name: store.folder(name, profile.name) for name in missing}
+    for run in missing.values():
+        loss_of(run)  # a bad setting of the last run is refused before the first is trained
+    if missing and (profile.dask or profile.jobs > 1):
+        _train_on_workers(missing, folders, profile)
+        return
+    for number, (name, run) in enumerate(missing.items(), 1):
+        _train_or_fail(run, folders[name], f"run {number} of {len(missing)}")
+
+
+def _train_on_workers(
+    missing: Mapping[str, Run], folders: Mapping[str, Path], profile: Profile
+) -> None:
+    from pumalib import cluster  # Dask takes a second to import
+
+    jobs = {name: (asdict(run), str(folders[name])) for name, run in missing.items()}
+    shared = next(iter(folders.values())).parent
+    if profile.dask:
+        cluster.run_each(_train_for, jobs, profile.dask, shared)
+        return
+    with cluster.local(profile.jobs) as address:
+        cluster.run_each(_train_for, jobs, address, shared, patience=cluster.PATIENCE)
+
+
+def _train_for(content: dict[str, Any], folder: str) -> None:
+    """Train a run on a worker, unless its run would be another one than the client's."""
+    run = Run.from_dict(content)
+    name = Path(folder).name
+    mine = run_folder.run_name(run)
+    if mine != name:
+        raise RuntimeError(
+            f"this worker would call this run {mine}: its pumalib, datasets or weights are not "
+            "the client's; share checkout and datasets, or make them equal, and restart the workers"
+        )
+    _train_or_fail(run, Path(folder))
+
+
+def _train_or_fail(run: Run, folder: Path, position: str = "") -> None:
+    """Train a run of several: that it fails is kept, and told when the others are finished.
+
+    Another process may have met that first.
+    """
+    with suppress(training.NonFiniteLoss, store.Failed):
+        _train(run, folder, position)
+
+
+def _train(run: Run, folder: Path, position: str = "") -> None:
+    with store.held(folder):
+        training.train(run, folder, position)
+
+
+def _average(ensemble: Wanted, profile: str) -> None:
+    """Keep an ensemble: its scores, and what its members' records say of all of them."""
+    records = [store.record(name, profile) for name in ensemble.run_names]
+    scores = _ensemble_scores(ensemble.run_names, profile)
+    record = {
+        "name": ensemble.name,
+        "members": ensemble.run_names,
+        "environment": records[0]["environment"],
+        "parameters": {
+            "trainable": sum(record["parameters"]["trainable"] for record in records),
+            "total": sum(record["parameters"]["total"] for record in records),
+        },
+        "seconds": sum(record["seconds"] for record in records),
+        "images_per_second": None,
+        "log": [],
+        "table": scores.table().reset_index(names="dataset").to_dict("records"),
+        **scores.packed(),
+    }
+    store.add(record, profile)
+
+
+def _ensemble_scores(members: list[str], profile: str) -> evaluation.Scores:
+    """Scores of the mean embedding on the union; each dataset's are those of its own member."""
+    members_settings = [run_of(name, profile) for name in members]
+    first = members_settings[0]
+    own = [_own_dataset(run) for run in members_settings]
+    union = replace(first.data, datasets=tuple(own))
+    loss = loss_of(first)
+    device = training.choose_device(first.training.device)
+
+    def scored(vectors: np.ndarray | torch.Tensor, rows: pd.DataFrame) -> evaluation.Scores:
+        return evaluation.scores(vectors, rows, evaluation.KS, distance=loss.metric, device=device)
+
+    outputs = []
+    for name in members:
+        vectors, images = embeddings(name, profile, union, train=True)
+        outputs.append(vectors)
+    mean = loss.average(torch.from_numpy(np.stack(outputs)))
+    scores = scored(mean, images)
+    for dataset, vectors in zip(own, outputs, strict=True):
+        mine = (images["dataset"] == dataset).to_numpy()
+        alone = scored(vectors[mine], images[mine])
+        scores.values[dataset] = alone.values[dataset]
+    return scores
+
+
+def _own_dataset(run: Run) -> str:
+    if run.data.datasets is None:
+        raise ValueError("a member of an ensemble is trained on one dataset, which its run names")
+    return run.data.datasets[0]
+
+
+def loss_of(run: Run) -> losses.base.Loss:
+    """The loss of a run for what needs no classes: how its embeddings are compared and averaged."""
+    # The similarity is one of classes.
+    settings = {key: value for key, value in run.loss_settings.items() if key != "similarity"}
+    with warnings.catch_warnings():
+        # that two classes are too few for a setting says nothing of the run
+        warnings.simplefilter("ignore")
+        return losses.make(run.loss, 2, run.dim, **settings)
+
+
+def model(name: str, profile: str, train: bool = False) -> embedder.Embedder:
+    """The trained model of a kept run.
+
+    If only its numbers were kept it is trained again with `train`, else raises `store.NotKept`.
+    """
+    run = run_of(name, profile)
+    folder = store.folder(name, profile)
+    if not (folder / store.MODEL).is_file():
+        if not train:
+            raise store.NotKept(
+                f"only the numbers of {profile}/{name} were kept, not its model: pass train=True "
+                f"to train it again, or call `python -m pumalib train {name} --profile {profile}`"
+            )
+        _train(run, folder)
+    return embedder.load(folder, device=training.choose_device(run.training.device))
+
+
+def embeddings(
+    name: str, profile: str, data: Data | None = None, train: bool = False
+) -> tuple[np.ndarray, pd.DataFrame]:
+    """Test embeddings (n, dim) of a kept run and their rows of the test table; see `embed_kept`."""
+    settings = data or run_of(name, profile).data
+    rows = load(settings).test.reset_index(drop=True)
+    return embed_kept(name, profile, rows, data, train), rows
+
+
+def embed_kept(
+    name: str,
+    profile: str,
+    rows: pd.DataFrame,
+    data: Data | None = None,
+    train: bool = False,
+    *,
+    prompt_weights: bool = False,
+) -> Any:
+    """Embed rows by the model of a kept run: (n, dim) float32.
+
+    `rows` are of the run's own benchmark, or of `data`; `train` as in `model`.  With
+    `prompt_weights` it returns what `embedder.embed_with_prompt_weights` does.
+    """
+    trained = model(name, profile, train)
+    settings = trained.run.data
+    benchmark = load(data or settings)
+    device = training.choose_device(trained.run.training.device)
+    if prompt_weights:
+        return embedder.embed_with_prompt_weights(
+            trained.model, benchmark, rows, settings, device=device
+        )
+    return embedder.embed_rows(trained.model, benchmark, rows, settings, device=device)

@@ -1,0 +1,156 @@
+"""Options and arguments that both command lines have, `python -m pumalib` and `puma_study`."""
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import paths
+
+if TYPE_CHECKING:
+    from .config import Run
+
+
+def assigned(context: click.Context, option: click.Parameter, pairs: tuple[str, ...]) -> dict:
+    """{"name": value} of "name=value", the values read as YAML."""
+    if not pairs:
+        return {}
+    from . import config
+
+    values = {}
+    for pair in pairs:
+        name, sign, text = pair.partition("=")
+        if not sign:
+            raise click.BadParameter(f"{pair!r}: write name=value, the value in YAML")
+        if name in values:
+            raise click.BadParameter(f"{name} is given twice")
+        if not _is_unicode(text):
+            raise click.BadParameter(f"{pair!r} is not UTF-8: set PYTHONUTF8=1, or a UTF-8 locale")
+        try:
+            values[name] = config.read_yaml(text)
+        except ValueError as error:
+            said = f"{pair!r}: write name=value, the value in YAML ({error})"
+            raise click.BadParameter(said) from None
+        if not _is_plain(values[name]):
+            raise click.BadParameter(
+                f"{pair!r}: write a finite number, a text, true or false, or a list or mapping of "
+                f"these; a date is a text in quotes: {name}='\"2020-01-31\"'"
+            )
+    return values
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is written as a literal of Python: YAML has dates and infinity too."""
+    if isinstance(value, dict):
+        return all(_is_plain(part) for part in [*value, *value.values()])
+    if isinstance(value, list):
+        return all(_is_plain(part) for part in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool | int | str)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the bytes of an argument were text in the locale's encoding."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+profile_option = click.option(
+    "--profile", default="smoke", show_default=True, help="its name, or a YAML file"
+)
+values_option = click.option(
+    "-p",
+    "values",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=assigned,
+    help="a change; the value in YAML",
+)
+
+loss_option = click.option("--loss", show_default="curricularface", help="a name of pumalib.losses")
+seed_option = click.option(
+    "--seed", type=click.IntRange(0), show_default="0", help="of all that is random"
+)
+settings_option = click.option(
+    "-s",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=assigned,
+    help="a setting of the method",
+)
+
+# Fields of a profile that one run has no use for.
+OF_SEVERAL = ("seeds", "side_seeds", "further_seeds", "jobs", "dask", "train")
+
+
+def asked_run(  # noqa: PLR0917 - as the commands have them
+    method: str,
+    profile: str,
+    values: dict[str, Any],
+    loss: str | None,
+    seed: int | None,
+    settings: dict[str, Any],
+) -> tuple["Run", Path]:
+    """The run that these options ask for, and the folder of its profile's results.
+
+    Raises ValueError or click.UsageError where one of them is wrong.
+    """
+    for name in OF_SEVERAL:
+        if name in values:
+            raise click.UsageError(f"-p {name} is for several runs; this is one, see --seed")
+    from . import config, models
+
+    config.require_values(values)
+    chosen = config.profile(profile_name(profile), **from_shell(values))
+    own = models.with_own_settings(method, settings)
+    config.method(method, **own)  # refuses what is no setting of a method
+    return chosen.run(method, loss=loss, seed=seed, **own), paths.RESULTS / chosen.name
+
+
+def profile_name(name: str) -> str:
+    """A profile's name, or its file as the shell means it where it has such a file."""
+    near = absolute(name)
+    if name.endswith((".yaml", ".yml")) and near.is_file() and near != paths.resolve(name):
+        return str(near)
+    return name
+
+
+def from_shell(values: dict[str, Any]) -> dict[str, Any]:
+    """Changes of a profile, in which paths are as the shell means them where it has them.
+
+    Else they are the project's, and stay as they were given.
+    """
+    changed = dict(values)
+    for name in ("root", "split", "pretrained"):
+        given = values.get(name)
+        if not isinstance(given, str) or given in ("hub", "embedded", "random"):
+            continue
+        near = absolute(given)
+        if near.exists() and near != paths.resolve(given):
+            changed[name] = str(near)
+    return changed
+
+
+def here(context: click.Context, parameter: click.Parameter, path: str | None) -> Path | None:
+    """A path as the shell means it: relative to the folder where it stands."""
+    if path is None:
+        return None
+    return absolute(path)
+
+
+def absolute(path: str) -> Path:
+    """Without "..", but a link stays one: a folder is known by the name that it was given."""
+    return Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
+
+
+def known_path(path: str) -> Path:
+    """A path as the shell means it where there is such a file or folder, else the project's."""
+    near = absolute(path)
+    return near if near.exists() else paths.resolve(path)

@@ -1,0 +1,25 @@
+"""A run trained by the processes that torchrun has started, or by one."""
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from ..config import Run
+from . import loop, parallel, run_folder
+
+
+def train_together(
+    run: Run, folder: Path, held: AbstractContextManager[None]
+) -> dict[str, Any] | None:
+    """Train a run in `folder`, in all processes, and return its record; None in all but the first.
+
+    The first one enters `held`, which locks the folder, before the others are let in.  Raises what
+    `train` and `parallel.join` raise.
+    """
+    with held if parallel.is_first() else nullcontext():
+        parallel.join(loop.choose_device(run.training.device))
+        loop.train(run, folder)
+        parallel.leave()  # if nothing was left to train
+    if not parallel.is_first():
+        return None
+    return run_folder.read_record(folder)

@@ -1,0 +1,1 @@
+"""The workshop: pages and report, timings, simulation.  Nothing else imports it."""

@@ -1,0 +1,226 @@
+"""What pages ask of the kept runs: rows by short names, their accuracies, and differences."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from puma_study import contrasts, printed, results, store
+from pumalib import config, evaluation, paths
+from pumalib.evaluation import Averages
+
+SETTINGS = "docs/pages.yaml"
+
+# In place of a profile, between two: what the second changes in a difference.
+AGAINST = " against "
+# Where the interval of a difference lies.
+BELOW, ACROSS, ABOVE = "<", "~", ">"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row as pages speak of it: its name, where its runs are, and the table that prints it.
+
+    Its runs are those of `row` in results/<profile>/<file>.csv, or are named here, in `runs`.
+    """
+
+    name: str
+    file: str = ""
+    row: str = ""
+    table: int | None = None
+    runs: tuple[str, ...] = ()
+
+
+class Gap(NamedTuple):
+    """A row minus another in points, with its interval, and as the paper prints it (or NaN)."""
+
+    points: float
+    low: float
+    high: float
+    paper: float
+
+    @property
+    def sign(self) -> str:
+        """Where its interval lies: below 0, across it, or above."""
+        if self.high < 0:
+            return BELOW
+        if self.low > 0:
+            return ABOVE
+        return ACROSS
+
+
+class Kept:
+    """What pages ask of the kept runs, each answer computed once.
+
+    `stage` is the profile that is meant where none is named; "stage": that of docs/pages.yaml.
+    """
+
+    def __init__(self, stage: str = "stage") -> None:
+        settings = yaml.safe_load((paths.ROOT / SETTINGS).read_text(encoding="utf-8"))
+        self.stage: str = settings["stage"] if stage == "stage" else stage
+        self.rows = {key: Row(**row) for key, row in settings["rows"].items()}
+        self._rivals: dict[str, list[str]] = settings["rivals"]
+        self._averages: dict[str, dict[str, Any]] = settings["averages"]
+        self.scorecard = functools.cache(self._scorecard)
+        self.results = functools.cache(self._results)
+        self._difference = functools.cache(self._paired)
+        self._files = functools.cache(_runs_of_rows)
+
+    def profile(self, name: str) -> str:
+        """A profile by its name, or the stage where none is named."""
+        return self.stage if name in ("", "stage") else name
+
+    def row(self, key: str) -> Row:
+        """A row by its key, or by `file/row`; ValueError where there is none."""
+        if key in self.rows:
+            return self.rows[key]
+        file, slash, name = key.partition("/")
+        if not slash:
+            known = ", ".join(self.rows)
+            raise ValueError(f"{SETTINGS} has no row {key!r}; it has {known}; or write file/row")
+        return Row(name, file, name)
+
+    def rivals(self, profile: str) -> list[str]:
+        """What PUMA is drawn against; ValueError where docs/pages.yaml does not say."""
+        if profile not in self._rivals:
+            raise ValueError(f"{SETTINGS} has no rivals of {profile!r}: list them under `rivals`")
+        return self._rivals[profile]
+
+    def names(self, key: str, profile: str) -> list[str]:
+        """The names of a row's runs; ValueError where none is kept."""
+        row = self.row(key)
+        if row.runs:
+            return list(row.runs)
+        known = self.rows_of(profile, row.file)
+        if row.row not in known:
+            raise ValueError(f"results/{profile}/{row.file}.csv has no row {row.row!r}")
+        return known[row.row]
+
+    def rows_of(self, profile: str, file: str) -> dict[str, list[str]]:
+        """The names of the runs of each row of results/<profile>/<file>.csv."""
+        return self._files(profile, file)
+
+    def _results(self, key: str, profile: str) -> results.Results:
+        return results.collect({key: self.names(key, profile)}, profile)
+
+    def levels(self, key: str, profile: str, column: str) -> pd.Series:
+        """R@1 in percent: `value`, `low` and `high`, and the number of `seeds`."""
+        tidy = self.results(key, profile).tidy
+        line = tidy[(tidy["metric"] == "R@1") & (tidy["dataset"] == column)]
+        if line.empty:
+            raise ValueError(f"{key} in {profile} has no column {column!r}")
+        numbers = line.iloc[0][["value", "low", "high"]].astype(float) * 100
+        numbers["seeds"] = line.iloc[0]["seeds"]
+        return numbers
+
+    def gap(self, key: str, other: str, profile: str, column: str) -> Gap:
+        """The difference of two rows; ValueError where there is no such row or column.
+
+        With a profile "one against other" it is their difference in the one minus that in the
+        other, which have the same test images (`contrasts.interaction`).
+        """
+        found = self._difference(key, other, profile)
+        if column not in found.index:
+            raise ValueError(f"there is no column {column!r}; there are {', '.join(found.index)}")
+        line = 100 * found.loc[column].astype(float)
+        points = round(line["value"], 1) + 0.0  # no -0.0
+        paper = np.nan
+        if AGAINST not in profile:
+            paper = round(self.printed(key, column) - self.printed(other, column), 1)
+        low = round(line["low"], 1) + 0.0
+        high = round(line["high"], 1) + 0.0
+        return Gap(points, low, high, paper)
+
+    def _paired(self, key: str, other: str, profile: str) -> pd.DataFrame:
+        profiles = profile.split(AGAINST)
+        ours = [self.names(key, one) for one in profiles]
+        theirs = [self.names(other, one) for one in profiles]
+        large = config.profile(profiles[0]).large or ()
+        if len(profiles) > 1:
+            return contrasts.interaction(ours, theirs, profiles, large)
+        asked = self._averages.get(profile, {})
+        averages = Averages(
+            large=large,
+            without=tuple(asked.get("without", ())),
+            shares=tuple(asked.get("shares", {}).items()),
+        )
+        return contrasts.difference(ours[0], theirs[0], profile, averages)
+
+    def last_loss(self, key: str, profile: str) -> float:
+        """A row's training loss of the last epoch, the mean of its seeds."""
+        logs = [store.record(name, profile)["log"] for name in self.names(key, profile)]
+        return float(np.mean([log[-1]["loss"] for log in logs]))
+
+    def open_loss(self, key: str, profile: str) -> float:
+        """A row's loss on training images as `training.loop.open_loss` has it, mean of its seeds.
+
+        NaN where one of them has none: nothing was trained, or it is from before that was kept.
+        """
+        records = [store.record(name, profile) for name in self.names(key, profile)]
+        losses = [record.get("open_loss") for record in records]
+        return float(np.mean([np.nan if loss is None else loss for loss in losses]))
+
+    def printed(self, key: str, column: str) -> float:
+        """What the paper prints of a row, in percent; NaN where it prints nothing."""
+        row = self.row(key)
+        if row.table is None:
+            return np.nan
+        table = printed.table(row.table)
+        if column not in table or row.row not in table.index:
+            return np.nan
+        return float(table.at[row.row, column])
+
+    def recomputed(self, key: str) -> float:
+        """The harmonic mean of the printed columns, where the printed one is another; else NaN."""
+        row = self.row(key)
+        if row.table is None:
+            return np.nan
+        wrong = printed.inconsistent(row.table)
+        wrong = wrong[wrong["column"] == "harmonic"]
+        if row.row not in wrong.index:
+            return np.nan
+        return float(wrong.at[row.row, "recomputed"])
+
+    def table(self, file: str, profile: str) -> pd.DataFrame:
+        """A table that a notebook wrote, as it stands; ValueError where it is not kept."""
+        return pd.read_csv(_kept_file(profile, file))
+
+    def _scorecard(self, profile: str, file: str = "claims") -> pd.DataFrame:
+        """The scorecard that notebook 17 or 25 kept: to judge anew needs the profile's images."""
+        path = _kept_file(profile, file)
+        return pd.read_csv(path, index_col="name", dtype={"section": str})
+
+
+def _runs_of_rows(profile: str, file: str) -> dict[str, list[str]]:
+    """The names of the runs of each row of results/<profile>/<file>.csv."""
+    path = _kept_file(profile, file)
+    table = pd.read_csv(path, dtype={"row": str}).drop_duplicates("row").set_index("row")
+    return table["runs"].str.split().to_dict()
+
+
+def _kept_file(profile: str, name: str) -> Path:
+    path = paths.RESULTS / profile / f"{name}.csv"
+    if not path.is_file():
+        raise ValueError(f"there is no {paths.shown(path)}: a notebook of the study writes it")
+    return path
+
+
+def claimed(kept: Kept) -> pd.DataFrame:
+    """PUMA minus each rival in points of R@1, the highest by unified R@1 first.
+
+    Columns: panel (unified or harmonic), rival, points, low, high, and paper, as printed.
+    """
+    lines = []
+    for column in evaluation.OVERALL:
+        for key in kept.rivals(kept.stage):
+            gap = kept.gap("puma", key, kept.stage, column)
+            lines.append({"panel": column, "rival": kept.row(key).name, **gap._asdict()})
+    table = pd.DataFrame(lines)
+    unified = table[table["panel"] == evaluation.OVERALL[0]]
+    order = unified.sort_values("points", ascending=False)["rival"].tolist()
+    place = table["rival"].map(order.index)
+    return table.loc[place.sort_values(kind="stable").index].reset_index(drop=True)
