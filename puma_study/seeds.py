@@ -86,7 +86,7 @@ def _queries(record: dict[str, Any]) -> Queries:
 def _settings(record: dict[str, Any]) -> str:
     """A hash of all settings of a run but its seed.
 
-    Settings that there were not yet when it was kept have their neutral values.
+    Settings that there were not yet when it was kept have their hash defaults.
     """
     run = Run.from_dict(record["run"] | {"seed": 0})
     return run.identity(str(run.data.split), run.pretrained)

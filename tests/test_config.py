@@ -317,7 +317,7 @@ def newer(**settings):
     return NewerRun(method=NewerMethod(**{**method, **settings}))
 
 
-def test_a_neutral_new_setting_renames_nothing_and_another_value_does():
+def test_a_new_setting_at_its_hash_default_renames_nothing_and_another_value_does():
     before = config.Run().identity("data", "weights")
     assert newer(temperature=1.0).identity("data", "weights") == before
     names = {

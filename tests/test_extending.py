@@ -133,7 +133,7 @@ ENTRIES = {
         ("from .pair import", "from .logistic import Logistic"),
         ('    "contrastive": Contrastive,', '    "logistic": Logistic,'),
     ],
-    "pumalib/config.py": [
+    "pumalib/config/methods.py": [
         ('    Method("pretrained"', '    Method("scale-shift", part="scale_shift"),'),
     ],
     "pumalib/data/readers.py": [
@@ -154,7 +154,7 @@ EARLIER_ENTRIES = {
         ("from .hyperbolic import", "from .circle import Circle"),
         ('    "contrastive": Contrastive,', '    "circle": Circle,'),
     ],
-    "pumalib/config.py": [
+    "pumalib/config/methods.py": [
         ('    Method("pretrained"', '    Method("ia3", part="ia3"),'),
     ],
     "pumalib/data/readers.py": [

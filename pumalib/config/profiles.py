@@ -1,0 +1,328 @@
+"""Profiles: where the data is and how much is spent on it, read from YAML.
+
+`profile.run("puma", seed=0)` makes the `Run` of a row.
+"""
+
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from .. import paths
+from .methods import METHODS, Method, method, settings_of_method
+from .reading import (
+    CHECKED,
+    Dimensions,
+    Positive,
+    Rate,
+    Seeds,
+    changed,
+    checked,
+    distinct,
+    names_of,
+    once,
+    only_fields,
+    read_yaml,
+    require_known,
+    unknown,
+    without,
+)
+from .run import Data, Run, Training, require_weights
+
+# Losses whose own parameters are a layer, whose weights and bias have no fixed length as proxies
+# have: at the rate of proxies one step of AdamW would be larger than they are.
+LOSSES_WITH_A_LAYER = ("crossentropy",)
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Profile:
+    """Where the data is and how much is spent: what of every `Run` a table does not choose."""
+
+    # Results are written to results/<name>.
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=60)]
+    data: Data = field(default_factory=Data)
+    backbone: str = "mini_vit"
+    pretrained: str = "embedded"
+    dim: Dimensions = 128
+    # As of `Run`.
+    pooling: Literal["avgmax", "timm"] = "avgmax"
+    seeds: Annotated[Seeds, AfterValidator(distinct)] = (0,)
+    # Of the rows beside the headline ones (Table 3, Figs. 7 and 8); () = seeds.
+    side_seeds: Seeds = ()
+    # Of rows whose seeds lie far apart: any row has them too, once they are kept.
+    further_seeds: Seeds = ()
+    # x the ranks, which METHODS gives for a width of 384.
+    rank_scale: Annotated[Rate, Field(le=1000)] = 1.0
+    # x the tokens of a prompt, 8 for 196 patches.
+    prompt_scale: Annotated[Rate, Field(le=1000)] = 1.0
+    training: Training = field(default_factory=Training)
+    # Settings of `training` when the backbone is tuned.
+    full: dict[str, Any] = field(default_factory=dict)
+    # Settings of `training` when it is frozen.
+    frozen: dict[str, Any] = field(default_factory=dict)
+    # Of single methods, by name: fields of `Training` and `Method` as they were tuned, see `run`.
+    tuned: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Of single losses with a method, by both names: fields of `Training`, over what is `tuned`.
+    tuned_losses: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    # The large datasets, all others being small; None: by the number of images (claims.large).
+    large: Annotated[tuple[str, ...], AfterValidator(once)] | None = None
+    # Runs at once on this machine.
+    jobs: Positive = 1
+    # Address of a Dask scheduler whose workers train.
+    dask: str | None = None
+    # False: only what is kept is read.
+    train: bool = True
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.side_seeds != self.seeds[: len(self.side_seeds)]:
+            raise ValueError(
+                "side_seeds must be the first of seeds: rows are compared seed by seed"
+            )
+        all_seeds = (*self.seeds, *self.further_seeds)
+        if len(set(all_seeds)) < len(all_seeds):
+            raise ValueError("further_seeds: give each once, and none of seeds")
+        changed(self.training, self.full, "full")
+        changed(self.training, self.frozen, "frozen")
+        for name, settings in self.tuned.items():
+            self._check_tuned(name, settings)
+        for name, of_losses in self.tuned_losses.items():
+            self._check_tuned_losses(name, of_losses)
+        require_weights(self.backbone, self.pretrained)
+        return self
+
+    def _check_tuned(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Raise ValueError where `tuned` has an unknown method, field or value."""
+        if name not in METHODS:
+            raise ValueError(f"tuned: {unknown(name, METHODS, 'method')}")
+        where = f"tuned.{name}"
+        known = [*names_of(Training), *settings_of_method()]
+        require_known(where, settings, known)
+        changed(METHODS[name], only_fields(settings, Method), where)
+        changed(self.training, only_fields(settings, Training), where)
+
+    def _check_tuned_losses(self, name: str, of_losses: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raise ValueError where `tuned_losses` has an unknown method, field or value.
+
+        Which losses there are is not known here: `puma_study` looks at their names.
+        """
+        if name not in METHODS:
+            raise ValueError(f"tuned_losses: {unknown(name, METHODS, 'method')}")
+        for loss, settings in of_losses.items():
+            where = f"tuned_losses.{name}.{loss}"
+            require_known(where, settings, names_of(Training))
+            changed(self.training, settings, where)
+
+    def run(
+        self,
+        name: str | Method = "puma",
+        /,
+        *,
+        training: Mapping[str, Any] | None = None,
+        data: Data | None = None,
+        backbone: str | None = None,
+        pretrained: str | None = None,
+        dim: int | None = None,
+        loss: str | None = None,
+        loss_settings: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        **settings: Any,
+    ) -> Run:
+        """A row's `Run`: a method with some `settings` changed, at the profile's scale.
+
+        `training` changes fields of the recipe, the others replace those of `Run`; None is the
+        profile's word, or the default.  Raises ValueError, which names a bad field.
+
+        What was `tuned` for a method goes by its name, and so holds for whatever is made of it by
+        other settings, data or losses too: PUMA without its gate has PUMA's rate.  It stands above
+        the recipes `full` and `frozen`, and below what is asked for here.  A `Method` that is given
+        in place of a name keeps those of its settings that are not its namesake's in `METHODS`; one
+        of another name has nothing tuned.  What was tuned for the method with one loss
+        (`tuned_losses`) stands above what was tuned for the method; a loss that names the one it
+        holds has what that one has.
+        """
+        chosen = self._scaled(method(name), settings)
+        inner = (loss_settings or {}).get("loss", loss or Run.loss)
+        content = {
+            "method": chosen,
+            "training": self._recipe(chosen, inner, training or {}),
+            "data": self.data,
+            "backbone": self.backbone,
+            "pretrained": self.pretrained,
+            "dim": self.dim,
+            "pooling": self.pooling,
+        }
+        given = {
+            "data": data,
+            "backbone": backbone,
+            "pretrained": pretrained,
+            "dim": dim,
+            "loss": loss,
+            "loss_settings": loss_settings,
+            "seed": seed,
+        }
+        for key, value in given.items():
+            if value is not None:
+                content[key] = value
+        return checked(f"profile {self.name!r}", Run, content)
+
+    def at_length(
+        self,
+        name: str | Method,
+        factor: float,
+        /,
+        *,
+        training: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Run:
+        """A row's `Run`, trained for `factor` times the epochs that `run` would give it.
+
+        The schedule of the learning rate is stretched with them; a length that is not a whole
+        number of epochs is rounded, to one at least.  `training` and `settings` are those of `run`.
+        """
+        usual = self.run(name, training=training, **settings)
+        if factor == 1:
+            return usual
+        stretched = dict(training or {})
+        for key in ("epochs", "step_epochs"):
+            stretched[key] = max(1, round(factor * getattr(usual.training, key)))
+        return self.run(name, training=stretched, **settings)
+
+    def _scaled(self, chosen: Method, settings: Mapping[str, Any]) -> Method:
+        """A method at the scale of the backbone and its images, and tuned.
+
+        But for what `settings` say.
+        """
+        scaled = {
+            "adapter_rank": round(self.rank_scale * chosen.adapter_rank),
+            "lora_rank": round(self.rank_scale * chosen.lora_rank),
+            "prompt_length": max(1, round(self.prompt_scale * chosen.prompt_length)),
+        }
+        return method(chosen, **{**scaled, **self._tuned_settings(chosen), **settings})
+
+    def _tuned_settings(self, chosen: Method) -> dict[str, Any]:
+        """What was tuned of a method's own settings, but for those that were changed already."""
+        found = {}
+        for key, value in only_fields(self.tuned.get(chosen.name, {}), Method).items():
+            if getattr(chosen, key) == getattr(METHODS[chosen.name], key):
+                found[key] = value
+        return found
+
+    def _recipe(self, chosen: Method, loss: str, changes: Mapping[str, Any]) -> Training:
+        """The recipe for a method: as it tunes the backbone or not, and as it was tuned itself."""
+        recipe = self.full if chosen.tune_backbone else self.frozen
+        tuned = only_fields(self.tuned.get(chosen.name, {}), Training)
+        usual = {**recipe, **tuned}
+        nobody_chose = self.training.loss_lr_factor == Training.loss_lr_factor
+        if loss in LOSSES_WITH_A_LAYER and nobody_chose:
+            usual["loss_lr_factor"] = usual.get("new_lr_factor", self.training.new_lr_factor)
+
+        with_loss = self.tuned_losses.get(chosen.name, {}).get(loss, {})
+        where = f"profile {self.name!r}, training"
+        return changed(self.training, {**usual, **with_loss, **changes}, where)
+
+
+def profile(name: str, /, **changes: Any) -> Profile:
+    """Read `notebooks/profiles/<name>.yaml`, or the YAML file `name`.
+
+    A file is absolute, or as `paths.find` has it.  `changes` that are not None replace the file's
+    word: any field of `Profile`, `Data` or `Training`; a field of `Training` wins over the recipes
+    `full` and `frozen`, and over what was `tuned`, too.  Raises ValueError, which names a bad field
+    and what is allowed.
+    """
+    read = _read_profile(_profile_file(name))
+    where = f"profile {read.name!r}"
+    asked = {key: value for key, value in changes.items() if value is not None}
+    require_known(where, asked, overridable())
+
+    # The data.  A split is of the images of its own root.
+    of_data = only_fields(asked, Data)
+    if "root" in of_data and "split" not in of_data:
+        of_data["split"] = None
+    own: dict[str, Any] = {"data": changed(read.data, of_data, where)}
+
+    # The training.  What is asked for wins over the recipes, and over what was tuned, too.
+    of_training = only_fields(asked, Training)
+    own["training"] = changed(read.training, of_training, where)
+    own["full"] = without(read.full, of_training)
+    own["frozen"] = without(read.frozen, of_training)
+    own["tuned"] = {name: without(tuned, of_training) for name, tuned in read.tuned.items()}
+    own["tuned_losses"] = {}
+    for method_name, of_losses in read.tuned_losses.items():
+        left = {loss: without(tuned, of_training) for loss, tuned in of_losses.items()}
+        own["tuned_losses"][method_name] = left
+
+    # The profile.  Seeds that are asked for are for all rows.
+    if "seeds" in asked:
+        own["side_seeds"] = ()
+        own["further_seeds"] = ()
+    own.update(only_fields(asked, Profile))
+    return changed(read, own, where)
+
+
+def require_values(changes: Mapping[str, Any]) -> None:
+    """Raise ValueError where a change that a user wrote is null: `profile` takes that for none."""
+    for name, value in changes.items():
+        if value is None:
+            raise ValueError(f"{name} = null would change nothing: give a value, or leave it out")
+
+
+def overridable() -> list[str]:
+    """The names that `profile` takes as changes."""
+    names = [*names_of(Profile), *names_of(Data), *names_of(Training)]
+    names.remove("name")
+    return names
+
+
+def _profile_file(name: str) -> Path:
+    """The file of a profile, by its name among ours or by its path."""
+    known = _our_profiles()
+    if name in known:
+        return known[name]
+    file = paths.find(name)
+    if file.is_file():
+        return file
+    if paths.IN_CHECKOUT:
+        ours = f"known: {', '.join(sorted(known))}"
+    else:
+        ours = "those of the study need its checkout: PUMALIB_ROOT=<checkout>"
+    raise ValueError(f"no profile {name!r}; {ours}; or give the path of a YAML file")
+
+
+def _our_profiles() -> dict[str, Path]:
+    """The files of notebooks/profiles by name; none where pumalib runs without its checkout."""
+    if not paths.IN_CHECKOUT:
+        return {}
+    return {file.stem: file for file in paths.PROFILES.glob("*.yaml")}
+
+
+# Folders of results that are no profile's: the timings.
+_OTHER_RESULTS = ("bench",)
+
+
+def _read_profile(file: Path) -> Profile:
+    try:
+        content = read_yaml(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file.name} is no YAML: {error}") from None
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise ValueError(f"{file.name}: a profile is a mapping of settings, not {kind}")
+    read = checked(file.name, Profile, {"name": file.stem, **content})
+    if read.name.casefold() in _OTHER_RESULTS:
+        raise ValueError(
+            f"{file}: results/{read.name} holds other results; give it another name by `name:`"
+        )
+    # Some file systems take names for one that differ in upper and lower case alone.
+    ours = {name.casefold(): own for name, own in _our_profiles().items()}.get(read.name.casefold())
+    if ours is not None and not ours.samefile(file):
+        raise ValueError(
+            f"{file}: {read.name!r} is the name of {paths.shown(ours)}, with whose results its own "
+            "would be mixed; give it another by `name:`"
+        )
+    return read
