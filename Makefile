@@ -94,6 +94,9 @@ survey: $(if $(STEP),,.venv/installed)  ## the survey's statements on real image
 	$(TRIAL_RUN) emoji 26
 	$(TRIAL_RUN) photos-21k 22 -p method=full -p 'datasets=[birds_cub50, cars_196, emoji_emojione]' -p 'sources=[words, characters, pseudo]' -p 'weights=[7.5]'
 	$(TRIAL_RUN) photos-21k 21 -p 'methods=[full]'
+	$(TRIAL_RUN) photos-21k 31
+	$(TRIAL_RUN) photos-21k 32 -p 'methods=[full]'
+	$(TRIAL_RUN) photos-21k 33
 	$(TRIAL_RUN) photos-21k 23 -p method=full -p 'datasets=[birds_cub50, cars_196]'
 	$(TRIAL_RUN) mini 29
 	@for name in photos-21k emoji faces mini; do $(TRIAL_RUN) $$name 25 || exit 1; done

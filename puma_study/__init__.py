@@ -7,7 +7,8 @@ what they and kept runs say of its claims and the survey's, `measures` what is n
 `verdicts` the scorecard.  `planning` and `notebooks` say and do what a notebook would train, and
 `needs` what of a GPU; `one_run` is a run by itself, `tuning` searches the settings of every method
 alike, `across` compares profiles, `analysis` looks into trained models, `scale` counts what a loss
-costs, and `findings` shows at the top of a notebook what was found.
+costs, `survey` has what the notebooks on the survey's losses share, and `findings` shows at the top
+of a notebook what was found.
 
 It needs the checkout.  Notebooks `import puma_study as study`: these names come when they are first
 asked for, so that `--help` imports nothing that takes time.

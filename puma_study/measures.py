@@ -97,7 +97,7 @@ def _student(gains: np.ndarray) -> dict[str, float]:
 
 
 def of_cost(table: pd.DataFrame) -> pd.DataFrame:
-    """The times of 21_survey_losses, a repetition being a turn.
+    """The times of 33_survey_losses_cost, a repetition being a turn.
 
     By what was `varied`: "exponent, <varied>", by least squares in log-log over the upper half of
     the sizes of a turn; and "log ms, <varied>", the natural logarithm of the milliseconds at the
@@ -120,7 +120,7 @@ def exponent(times: pd.Series) -> float:
 
 
 def of_gradients(table: pd.DataFrame) -> pd.DataFrame:
-    """The shares of 21_survey_losses, a repetition being a seed.
+    """The shares of 31_survey_losses_gradients, a repetition being a seed.
 
     Rows are "<loss>, start" and "<loss>, end", the first and the last step.
     """
@@ -134,7 +134,7 @@ def of_gradients(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_constraint(table: pd.DataFrame) -> pd.DataFrame:
-    """The violated triplets of 21_survey_losses, a repetition being a seed.
+    """The violated triplets of 32_survey_losses_collapse, a repetition being a seed.
 
     Rows are "wide classes" and "narrow classes", as `is_wide` tells them apart; "violated" is the
     mean of their classes' shares.
@@ -161,7 +161,7 @@ def is_wide(widths: pd.Series) -> pd.Series:
 
 
 def of_collapse(table: pd.DataFrame) -> pd.DataFrame:
-    """The last cosines of 21_survey_losses, a repetition being a seed.
+    """The last cosines of 32_survey_losses_collapse, a repetition being a seed.
 
     A row that ends below the frozen backbone is called "below frozen, <row>", so that a claim can
     be about all of them; seeds that logged no cosine have no value.
