@@ -3,7 +3,7 @@
 Read `models/puma.py` for the idea, `training/loop.py` for a run.  The study of the paper, which
 trains and compares many runs, is `puma_study` beside this package, in the checkout.
 
-To use it, `import pumalib` is enough: the names of `__all__` come when they are first asked for.
+`import pumalib` is enough to use it: each name of `__all__` is imported when first used.
 
     folder = pumalib.train("mini", "puma")
     vectors = pumalib.load(folder).embed(images)
@@ -58,7 +58,7 @@ __all__ = [*_FUNCTIONS, *_LIBRARY]
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported now: `import pumalib` alone reads no file and takes no time."""
+    """Import a public name on first use, so that `import pumalib` alone is fast."""
     if name in _FUNCTIONS:
         return getattr(importlib.import_module(".api", __name__), name)
     if name in _LIBRARY:
@@ -73,7 +73,7 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
-    """What was installed; "0" in a checkout that was not."""
+    """The installed version; "0" in a checkout that is not installed."""
     from importlib import metadata
 
     try:

@@ -1,6 +1,7 @@
 """The library's command line: `python -m pumalib train|embed|index|search|evaluate|data`.
 
-What a command needs is imported when it runs: torch alone takes seconds, and `--help` needs none.
+Each command imports what it needs when it runs: torch alone takes seconds, and `--help` works
+without it.
 The notebooks and their runs have a command line of their own, `python -m puma_study`.
 """
 
@@ -45,9 +46,9 @@ def train(
     seed: int | None,
     settings: dict[str, Any],
 ) -> None:
-    """Train a model by METHOD as a profile has it, and print its folder and R@1.
+    """Train a model by METHOD with a profile's settings, and print its folder and R@1.
 
-    A finished one is only read.  Under torchrun each process has a GPU, and takes an equal part of
+    A finished run is only read.  Under torchrun each process uses one GPU and an equal part of
     every batch.
     """
     run, home = options.asked_run(method, profile, values, loss, seed, settings)
@@ -102,7 +103,7 @@ def _folder_index(  # noqa: PLR0917 - as the commands have them
     kind: str = "flat",
     workers: int = 0,
 ) -> "FolderIndex":
-    """The index of a folder by a model, as it was written before."""
+    """The index of a folder's images by a model, read from disk if it exists."""
     from . import index
 
     if not folder.is_dir():
@@ -113,7 +114,7 @@ def _folder_index(  # noqa: PLR0917 - as the commands have them
 
 
 def _embedder(model: str, pretrained: str | None) -> "Embedder":
-    """The model of a name or a folder, else a backbone of timm's as it comes."""
+    """The trained model of this name or folder, else timm's backbone of this name."""
     from . import embedder, training
 
     device = training.choose_device("auto")
@@ -121,7 +122,7 @@ def _embedder(model: str, pretrained: str | None) -> "Embedder":
 
 
 def _known_model(model: str) -> str:
-    """A model's name, or its folder in full, as the shell means it or in the project."""
+    """A model's name, or its full path, relative to the current folder or to the project."""
     from . import embedder
 
     folder = known_path(model)
@@ -139,7 +140,7 @@ def _known_weights(pretrained: str | None) -> str | None:
 
 
 def _embed_parts() -> Any:
-    """What embeds on a cluster, which needs Dask."""
+    """The module `embed_parts`, which needs Dask; ClickException where Dask is missing."""
     try:
         from . import embed_parts
     except ImportError as error:
@@ -164,7 +165,7 @@ def _echo_written(*files: Path | None) -> None:
 
 @contextmanager
 def _keeping(index: "FolderIndex") -> Iterator[None]:
-    """Say how many images are kept where an update is interrupted."""
+    """If an update is interrupted, say how many images are already in the index."""
     try:
         yield
     except KeyboardInterrupt:
@@ -198,10 +199,10 @@ def embed(  # noqa: PLR0917 - click gives them by name
     workers: int,
     scheduler: str | None,
 ) -> None:
-    """Write the embeddings of a folder's images, at any depth, to a file of numpy.
+    """Write the embeddings of all images in a folder and its subfolders to a NumPy file.
 
-    It holds `vectors` and `paths`.  Can be stopped at any time: the same command goes on, and
-    embeds only what is new or changed.  What cannot be read is listed and left out.
+    The file holds `vectors` and `paths`.  The command can be stopped at any time: run again, it
+    embeds only new and changed images.  Unreadable images are listed and left out.
     """
     if output.suffix != ".npz":
         raise click.BadParameter(f"-o {output.name}: a file of numpy is written, name it *.npz")
@@ -256,9 +257,9 @@ def index(  # noqa: PLR0917 - click gives them by name
     json_file: Path | None,
     page: Path | None,
 ) -> None:
-    """Make the index of a folder's images, or bring it to the folder's present state.
+    """Build the index of a folder's images, or update it.
 
-    What is new or changed is embedded, what is gone is removed.
+    New and changed images are embedded, deleted ones are removed.
     """
     from . import search_page
 
@@ -330,7 +331,7 @@ def search(  # noqa: PLR0917 - click gives them by name
     json_file: Path | None,
     page: Path | None,
 ) -> None:
-    """Find the images of an indexed folder that are nearest to each IMAGE, by cosine."""
+    """Find the images of an indexed folder that are most similar to each IMAGE, by cosine."""
     import pandas as pd
 
     from . import search_page
@@ -365,10 +366,11 @@ def search(  # noqa: PLR0917 - click gives them by name
 @click.argument("vectors", callback=here)
 @click.argument("labels", callback=here, required=False)
 def evaluate(vectors: Path, labels: Path | None) -> None:
-    """Retrieval accuracies of VECTORS (.npz or .npy, whoever made them), in %, with intervals.
+    """Retrieval accuracies of VECTORS (.npz or .npy, from any model), in %, with 95 % intervals.
 
-    LABELS is a CSV: label and path, or label alone in the order of the vectors; also dataset, and
-    split (query, gallery or test).  Without it the folder of an image is its class.
+    LABELS is a CSV with the columns label and path, or label alone in the order of the vectors; it
+    may also have dataset, and split (query, gallery or test).  Without LABELS the class of an image
+    is the folder it is in.
     """
     from . import evaluation
 
@@ -391,9 +393,9 @@ def evaluate(vectors: Path, labels: Path | None) -> None:
 def data(
     action: str, datasets: tuple[str, ...], root: str, benchmark: str, mirror: str | None
 ) -> int:
-    """Say what is where, fetch what may be fetched freely, make resized copies, decode every image.
+    """List the paper's datasets, download the free ones, make smaller copies, check every image.
 
-    Without the names of datasets: all.
+    Without DATASETS, all of them.
     """
     from .data import download, images, prepared, read
 
@@ -417,12 +419,12 @@ def data(
     return int(bool(bad))
 
 
-# How copies of images are read.
+# How to use the prepared copies of images.
 HOW_PREPARED = "`run` and `train` with -p prepared=true, or a profile with data: {prepared: true}"
 
 
 def _data_status(folder: Path) -> int:
-    """Print what is where, and what is missing with the command that gets it; 1 if anything is."""
+    """Print where each dataset is and how to get the missing ones; return 1 if any is missing."""
     from .data import download, paper
     from .models import backbones
 
@@ -439,7 +441,7 @@ def _data_status(folder: Path) -> int:
     return int(not is_complete or bool(weights))
 
 
-# What an interrupted command leaves, where it does not say so itself.
+# The message after an interrupt, for commands that print none of their own.
 GOES_ON = {
     "train": "finished epochs and checkpoints are kept: the same command goes on",
     "embed": "what was embedded before is kept: the same command goes on",
@@ -451,7 +453,7 @@ GOES_ON = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command, and return its status, as `terminal.run` has it."""
+    """Run one command and return its exit status (see `terminal.run`)."""
     return terminal.run(cli, argv, "python -m pumalib", GOES_ON)
 
 

@@ -1,4 +1,4 @@
-"""The public functions: what can be had, and train, load, evaluate.
+"""The public functions: lists of what is available, and train, load, evaluate.
 
 `import pumalib` gives them by name: `pumalib.train`, not `pumalib.api.train`.
 """
@@ -62,16 +62,18 @@ def train(
     folder: str | Path | None = None,
     **changes: Any,
 ) -> Path:
-    """Train and evaluate a run, or go on where it stopped, and return its folder.
+    """Train and evaluate a run, or resume it, and return its folder.
 
-    `run` is a `config.Run`; or a profile, its name, file or `config.Profile`, of which `method` is
-    trained, with `changes` as of `Profile.run`: `seed=1`, `loss="ms"`, `adapter_rank=64`.  `folder`
-    is by default in `paths.RESULTS`, named by what the run is.  A finished run is only read.  With
-    `training={"score_epochs": 1}` the epoch that finds most on held-out classes is kept.  On
-    folders of your own a warning says where the frozen backbone finds more than the trained model.
+    `run` is a `config.Run`, or a profile (its name, its file or a `config.Profile`) that is trained
+    with `method` and `changes`, the arguments of `Profile.run`: `seed=1`, `loss="ms"`,
+    `adapter_rank=64`.  `folder` is by default in `paths.RESULTS`, named after the run's settings.
+    A finished run is only read.  With `training={"score_epochs": 1}` the model is that of the epoch
+    with the best score on held-out classes.  On your own folders of images a warning tells where
+    the frozen backbone is more accurate than the trained model.
 
-    Raises ValueError for what cannot be trained, `training.NonFiniteLoss` where a loss or weight is
-    no longer finite, OSError where data or weights are missing or the folder cannot be written.
+    Raises ValueError for settings that cannot be trained, `training.NonFiniteLoss` where a loss or
+    weight is no longer finite, OSError where data or weights are missing or the folder cannot be
+    written.
 
     >>> import pumalib
     >>> folder = pumalib.train("smoke", "linear", seed=1)
@@ -84,7 +86,7 @@ def train(
     else:
         profile = run if isinstance(run, config.Profile) else config.profile(run)
         named = _named(method)
-        # What else `Profile.run` takes is no setting.
+        # The other arguments of `Profile.run` are no settings of the method.
         others = inspect.signature(config.Profile.run).parameters
         chosen = profile.run(named, **models.with_own_settings(named, changes, others))
         home = paths.RESULTS / profile.name
@@ -99,9 +101,10 @@ def train(
 
 
 def read_scores(folder: str | Path) -> pd.DataFrame:
-    """The accuracies of a trained run's model on its test classes, as `evaluate` gives them.
+    """The accuracies of a trained run's model on its test classes, as a table like `evaluate`'s.
 
-    A row per dataset, unified and harmonic.  Raises ValueError where the run is not finished.
+    It has a row per dataset, then unified and harmonic.  Raises ValueError where the run is not
+    finished.
 
     >>> import pumalib
     >>> scores = pumalib.read_scores(pumalib.train("smoke", "linear", seed=1))
@@ -130,11 +133,11 @@ def load(
     pretrained: str | Path | None = None,
     device: str | torch.device = "cpu",
 ) -> embedder.Embedder:
-    """A trained model, ready to embed images: of a folder, or by its name in `list_models`.
+    """Load a trained model, ready to embed images, from a folder or by its name in `list_models`.
 
-    The folder is a run's, or one that `save` of a model has written.  `pretrained` says where the
-    backbone's weights are here, None: in the folder, or where they were in training.  Raises
-    FileNotFoundError without a model or weights, ValueError where one is damaged.
+    The folder is a run's, or one that a model's `save` has written.  `pretrained` is the file of
+    the backbone's weights; None: they are in the folder, or where they were in training.  Raises
+    FileNotFoundError where the model or its weights are missing, ValueError where they are damaged.
 
     >>> import numpy, pumalib
     >>> model = pumalib.load("mini")
@@ -153,12 +156,13 @@ def frozen(
     *,
     resize: str = "timm",
 ) -> embedder.Embedder:
-    """A backbone as timm has it, with nothing trained, ready to embed images.
+    """Load a pretrained timm backbone without any further training, ready to embed images.
 
-    `backbone` is timm's name with its tag, `pretrained` "hub" (timm's, by network once) or a file
-    of weights.  Images are shown as timm shows them, at the model's own size unless `image_size`
-    (pixels) says another; `resize="both"` squashes them to a square first, as the paper does.
-    Raises ValueError and FileNotFoundError for what does not exist or fit.
+    `backbone` is timm's name with its tag; `pretrained` is "hub" (timm's weights, downloaded once)
+    or a file of weights.  Images are transformed as in timm's own evaluation, at the model's own
+    size unless `image_size` (pixels) is given; `resize="both"` squashes them to a square first, as
+    the paper does.  Raises FileNotFoundError where a file is missing, ValueError where the name is
+    unknown or the weights do not fit.
 
     >>> import numpy, pumalib
     >>> model = pumalib.frozen("test_vit", "random", image_size=32)
@@ -178,13 +182,13 @@ def evaluate(
 ) -> pd.DataFrame:
     """Retrieval accuracy of embeddings (n, dim): R@k, RP and MAP@R by cosine, with 95 % intervals.
 
-    Every image is a query against all others; `queries` and `gallery` say which alone are: row
-    numbers, each once, or True and False (1 and 0) for each row; None: all.  `labels` (n,) are
-    classes, all of them text or all numbers.  Without `datasets` (n,) the table has the row "all";
-    with them a row per dataset, in which it is searched alone, then "unified" (all in one) and
-    "harmonic" (the mean of the datasets' own).  Accuracies are fractions (Sec. 5.1).  Raises
-    ValueError where shapes differ, a label is missing, a vector is zero or not finite, or no image
-    has another one of its class to find.
+    Each image is a query against all others, unless `queries` or `gallery` choose fewer: by row
+    numbers, each once, or by True or False (1 or 0) for each row.  `labels` (n,) are classes, all
+    text or all numbers.  Without `datasets` (n,) the table has one row, "all".  With them it has a
+    row per dataset, searched alone, then "unified" (all datasets searched together) and "harmonic"
+    (the harmonic mean of the datasets' rows).  Accuracies are fractions (Sec. 5.1).  Raises
+    ValueError where shapes differ, a label is missing, a vector is zero or not finite, or no query
+    has another image of its class in the gallery.
 
     >>> import numpy, pumalib
     >>> vectors = numpy.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.2]])

@@ -1,7 +1,7 @@
 """Work on a Dask cluster.
 
-`run_each` sends calls to any scheduler's workers, `local` starts such workers on this machine.  How
-workers elsewhere are started, and what they must share, stands in docs/clusters.md.
+`run_each` sends calls to any scheduler's workers, `local` starts such workers on this machine.  See
+docs/clusters.md for how to start workers on other machines, and what they must share.
 """
 
 import logging
@@ -27,12 +27,12 @@ from distributed.comm import CommClosedError
 from .progress import bar
 from .training import run_folder
 
-# Variables by which a worker is told how many cores it may use.
+# Environment variables that limit the cores of a worker.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-# Seconds after which workers of this machine that are gone do not come back by themselves.
+# Seconds after which lost workers of this machine are not expected to restart.
 PATIENCE = 120
-# What is said of them then.
+# The message then.
 ENDED = (
     "they were ended, maybe for want of memory (then ask for fewer, or a smaller micro_batch); "
     "call again: what is finished is kept, the rest goes on"
@@ -51,14 +51,14 @@ def run_each(
     unit: str = "run",
     patience: float = math.inf,
 ) -> None:
-    """Call `function(*item)` for every item, by name, on the workers of a Dask scheduler.
+    """Call `function(*item)` for each of the named `items` on the workers of a Dask scheduler.
 
-    Each worker does one at a time; the item of a lost one goes to another.  `address` is the
-    scheduler's or its scheduler file; all workers must see the folder `shared`.  What is shown
-    calls an item a `unit`.
+    Each worker does one item at a time; if a worker is lost, another gets its item.  `address` is
+    the scheduler's address or its scheduler file; all workers must see the folder `shared`.
+    Messages and the progress bar call an item a `unit`.
 
-    Raises RuntimeError where some failed, when all others are finished, and ConnectionError where
-    no scheduler answers, or where for `patience` seconds it has no worker.
+    Raises RuntimeError where some items failed, once all others are finished, and ConnectionError
+    where no scheduler answers or it has no worker for `patience` seconds.
     """
     run_folder.make(shared)
     try:
@@ -85,9 +85,9 @@ def _call_each(
     unit: str,
     patience: float,
 ) -> dict[str, BaseException]:
-    """Call `function` for every item on the client's workers; by name what some raised."""
-    # Items wait here, not in the scheduler, where those queued behind one that kills its workers
-    # would be blamed too.
+    """Call `function` for every item on the client's workers; return the errors by item name."""
+    # Items wait here, not in the scheduler: it would also blame the items queued behind one that
+    # kills its worker.
     waiting = list(items.items())
     running: dict[distributed.Future, str] = {}
     failed: dict[str, BaseException] = {}
@@ -102,7 +102,7 @@ def _call_each(
             progress.set_postfix_str(_standing(workers, len(failed)))
             while waiting and len(running) < max(1, workers):
                 name, item = waiting.pop(0)
-                # Never the same key twice: the scheduler remembers what it was.
+                # A new key for each call: the scheduler remembers results by key.
                 key = f"{name}-{uuid.uuid4().hex}"
                 future = client.submit(_call, marker, function, item, key=key, pure=False)
                 running[future] = name
@@ -116,7 +116,7 @@ def _call_each(
 
 
 def _finished(running: Mapping[distributed.Future, str]) -> list[distributed.Future]:
-    """Those that are done; it waits a second for one, since workers may have come by then."""
+    """The finished futures, after waiting at most a second: new workers may have joined by then."""
     with suppress(TimeoutError):
         return list(distributed.wait(list(running), 1, "FIRST_COMPLETED").done)
     return []
@@ -130,7 +130,7 @@ def _standing(workers: int, failed: int) -> str:
 
 
 def _failure(failed: Mapping[str, BaseException], total: int, shared: Path, unit: str) -> str:
-    """What is said of failed items: the first one's error, and the names of all."""
+    """The message about failed items: the first one's error, and the names of all."""
     name, error = next(iter(failed.items()))
     cause = ""
     if isinstance(error, distributed.KilledWorker):
@@ -142,14 +142,14 @@ def _failure(failed: Mapping[str, BaseException], total: int, shared: Path, unit
 
 
 def _call(marker: str, function: Callable, item: tuple) -> None:
-    """Runs on a worker: call `function(*item)` if the worker sees the client's files."""
+    """On a worker: call `function(*item)`; FileNotFoundError if it lacks the client's files."""
     if not Path(marker).is_file():
         raise FileNotFoundError(
             f"the worker on {socket.gethostname()} does not see the client's "
             f"{Path(marker).parent}: results must be where all machines see them; "
             "name such a place with PUMALIB_RESULTS"
         )
-    # A daemonic process, as a worker is, could not start processes that decode.
+    # A worker is a daemonic process, which could not start processes that decode images.
     multiprocessing.current_process().daemon = False
     with _one_at_a_time:
         function(*item)
@@ -169,10 +169,10 @@ def _connect(address: str) -> distributed.Client:
 
 @contextmanager
 def local(workers: int) -> Iterator[str]:
-    """A cluster here while the block runs; gives its address.
+    """Run a cluster on this machine while the block runs, and give its address.
 
-    Its workers are processes with a GPU each, or an equal share of the cores.  Raises ValueError:
-    there are fewer GPUs than workers.  Raises ConnectionError: they were ended as they started.
+    Each worker is a process with its own GPU, or with an equal share of the cores.  Raises
+    ValueError if there are fewer GPUs than workers, ConnectionError if the workers do not start.
     """
     nannies = {}
     for number, environment in enumerate(_environments(workers)):
@@ -186,7 +186,7 @@ def local(workers: int) -> Iterator[str]:
         nannies[number] = {"cls": distributed.Nanny, "options": options}
     address = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": "127.0.0.1:0"}
     scheduler = {"cls": distributed.Scheduler, "options": address}
-    # Dask would also set the threads of this process, and so of the kernels it starts, to 1.
+    # Dask would also limit this process, and the kernels it starts, to one thread.
     with dask.config.set({"distributed.nanny.pre-spawn-environ": {}}):
         try:
             cluster = distributed.SpecCluster(
@@ -197,13 +197,13 @@ def local(workers: int) -> Iterator[str]:
     try:
         yield cluster.scheduler_address
     finally:
-        # A worker that was killed may, on a busy machine, not be gone yet.
+        # On a busy machine, a killed worker may take a while to disappear.
         with suppress(TimeoutError):
             cluster.close()
 
 
 def _environments(workers: int) -> list[dict[str, str]]:
-    """For each worker the variables that give it its threads and, if there are any, its GPU."""
+    """Environment variables of each worker: its number of threads and, if any, its GPU."""
     share = str(max(1, CPU_COUNT // workers))
     threads = dict.fromkeys(THREADS, share)
     gpus = _gpus()

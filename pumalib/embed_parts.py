@@ -1,4 +1,4 @@
-"""Embed a folder on the workers of a Dask cluster: each a part of it, then all into one index.
+"""Embed a folder on the workers of a Dask cluster, part by part, and merge the parts in one index.
 
 All machines must see the folder of images, the model and the index's store under the same paths.
 """
@@ -17,25 +17,25 @@ import pandas as pd
 from . import cluster, embedder, paths, training
 from .index import COLUMNS, Counts, EmbeddedFiles, FolderIndex
 
-# Images of a part: minutes of a worker's time, which is what a lost one costs.
+# Images per part: a few minutes' work, which is all that a lost worker costs.
 PART = 2000
-# In the index's own folder, until all are taken in.
+# The folder of finished parts, in the index's own, until they are merged.
 PARTS = "parts"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a worker finds the model: as `embedder.named` takes it, folders and files in full."""
+    """The model for a worker: arguments of `embedder.named`, with full paths."""
 
     model: str
     pretrained: str | None = None
 
 
 def update(index: FolderIndex, source: Source, address: str) -> Counts:
-    """As `index.update`, but what is new or changed is embedded by workers.
+    """Update an index like `index.update`, but let workers embed the new and changed images.
 
-    `address` is the scheduler's or its scheduler file.  Parts that are finished are kept where it
-    is stopped: the same call goes on.  Raises as `index.update` and `cluster.run_each`.
+    `address` is the scheduler's address or its scheduler file.  If it is stopped, finished parts
+    stay on disk and the same call goes on.  Raises as `index.update` and `cluster.run_each`.
     """
     place = index.store / PARTS
     missing = index.missing()
@@ -54,7 +54,7 @@ def update(index: FolderIndex, source: Source, address: str) -> Counts:
     return counts
 
 
-def embed_part(  # noqa: PLR0917 - all that a worker is told
+def embed_part(  # noqa: PLR0917 - all that a worker needs
     source: Source,
     folder: str,
     store: str,
@@ -63,9 +63,9 @@ def embed_part(  # noqa: PLR0917 - all that a worker is told
     part: pd.DataFrame,
     file: str,
 ) -> None:
-    """Runs on a worker: embed some images of the folder into a file of numpy, written whole.
+    """On a worker: embed some images of the folder and write them to a NumPy file.
 
-    Raises ValueError where the worker's model is another than the client's.
+    Raises ValueError if the worker's model is not the client's.
     """
     model = _model(source)
     index = FolderIndex(model, folder, store, workers=workers)
@@ -80,7 +80,7 @@ def embed_part(  # noqa: PLR0917 - all that a worker is told
         np.savez(
             opened,
             vectors=embedded.vectors,
-            # In the order of the vectors, which is that of the part.
+            # In the order of the part, like the vectors.
             files=json.dumps(done.to_dict("list")),
             unreadable=json.dumps(embedded.unreadable),
         )
@@ -88,18 +88,18 @@ def embed_part(  # noqa: PLR0917 - all that a worker is told
 
 @functools.lru_cache(maxsize=1)
 def _model(source: Source) -> embedder.Embedder:
-    """The model, which a worker loads once."""
+    """The model; a worker loads it once."""
     device = training.choose_device("auto")
     return embedder.named(source.model, source.pretrained, device)
 
 
 def _digest(part: pd.DataFrame) -> str:
-    """What tells parts apart: the names, sizes and times of change of their files."""
+    """A digest of the names, sizes and modification times of a part's files."""
     return hashlib.sha256(part.to_csv(index=False).encode()).hexdigest()[:16]
 
 
 class _Stored:
-    """What workers have written, a part at a time in memory."""
+    """The parts that workers have written; only one at a time is in memory."""
 
     def __init__(self, index: FolderIndex, place: Path):
         self.index = index
@@ -114,12 +114,12 @@ class _Stored:
         self.files = pd.concat(lines, ignore_index=True) if lines else empty
 
     def take(self, wanted: pd.DataFrame) -> Iterator[EmbeddedFiles]:
-        """The vectors of files as they are now, in parts."""
+        """Yield the vectors of the `wanted` files in their present state, part by part."""
         for start in range(0, len(wanted), PART):
             yield self._take(wanted.iloc[start : start + PART])
 
     def _take(self, wanted: pd.DataFrame) -> EmbeddedFiles:
-        """A part of `take`; what has changed since is embedded here."""
+        """One part of `take`; files that have changed since are embedded here."""
         found = wanted.merge(self.files, how="left", on=list(COLUMNS))
         was_read = found["file"].notna().to_numpy()
         is_left = found["path"].isin(self.unreadable).to_numpy() & ~was_read
@@ -138,12 +138,12 @@ class _Stored:
 
 
 def _joined(parts: list[EmbeddedFiles], dim: int) -> EmbeddedFiles:
-    """Several in one."""
+    """Merge the parts into one, in their order."""
     unreadable: dict[str, str] = {}
     read = []
     for part in parts:
         unreadable |= part.unreadable
         read += part.read
-    # One without rows, should there be no part.
+    # An array without rows, in case there is no part.
     vectors = np.concatenate([np.zeros((0, dim), np.float32), *[part.vectors for part in parts]])
     return EmbeddedFiles(vectors, read, unreadable)

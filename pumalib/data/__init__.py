@@ -1,7 +1,7 @@
-"""Benchmarks as one table: read from disk as they are, or as a run's settings ask.
+"""Benchmarks as one table: as they are on disk (`read`), or as a run's settings ask (`load`).
 
-Read `table` first, for what a `Benchmark` is; then `images` and `batches`, for what a network is
-shown of it.
+Read `table` first, which defines a `Benchmark`; then `images` and `batches`, which turn it into the
+network's input.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ __all__ = [
     "unchanged",
 ]
 
-# What was seen of a benchmark's files, by its name, root, datasets and split.
+# The state of each benchmark's files, by its name, root, datasets and split.
 _States = dict[tuple[Any, ...], str]
 _seen: ContextVar[_States | None] = ContextVar("seen", default=None)
 
@@ -41,7 +41,7 @@ _seen: ContextVar[_States | None] = ContextVar("seen", default=None)
 def load(settings: config.Data, seed: int = 0) -> Benchmark:
     """Load the benchmark that a run asks for; `seed` draws its shots.
 
-    It is read again only where its files have changed (see `Reader.state`), as notebooks ask often.
+    Notebooks call this often, so files are read again only if they have changed (`Reader.state`).
     Raises ValueError as `read` does.
     """
     if not settings.shots:
@@ -50,7 +50,7 @@ def load(settings: config.Data, seed: int = 0) -> Benchmark:
 
 
 def _state(settings: config.Data) -> str:
-    """What tells whether the files have changed since a benchmark was read."""
+    """A text that differs once a benchmark's files have changed; "" where that is not checked."""
     state = reader(settings.benchmark).state
     if state is None or settings.root is None:
         return ""
@@ -67,9 +67,9 @@ def _state(settings: config.Data) -> str:
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Within it, files are looked at once: for telling the names of many runs, not for training.
+    """Check once per benchmark, inside this context, whether its files have changed.
 
-    Telling whether the files of `photos` have changed takes a tenth of a second, for each run.
+    For naming many runs, not for training: the check takes a tenth of a second for `photos`.
     """
     if _seen.get() is not None:
         yield
@@ -86,10 +86,11 @@ def _split_file(settings: config.Data) -> Path | None:
 
 
 def held_out(settings: config.Data) -> Benchmark:
-    """The benchmark whose `test` are the classes that a training is scored on while it runs.
+    """The benchmark whose `test` split holds the classes for scoring epochs during training.
 
-    Those of "val"; with `holdout` what the run tests, which are held-out training classes too.
-    Never the test classes.  Raises ValueError where no class is held out, or a dataset has too few.
+    They are the classes of "val" or, with `holdout`, those that the run tests, which are held-out
+    training classes too; never the real test classes.  Raises ValueError where no class is held
+    out, or a dataset has too few.
     """
     if not settings.holdout and not _has_val(settings):
         raise ValueError(
@@ -110,7 +111,7 @@ def _has_val(settings: config.Data) -> bool:
 
 @lru_cache(maxsize=16)
 def _load(settings: config.Data, seed: int, state: str) -> Benchmark:
-    """`load`, once for each `state` of the files, which nothing else here needs."""
+    """`load`, cached; `state` is unused here, but another state misses the cache."""
     benchmark = _whole(replace(settings, holdout=False, shots=0), state)
     benchmark = check(benchmark.holdout()) if settings.holdout else benchmark.without_val()
     if settings.shots:
@@ -122,7 +123,7 @@ def _load(settings: config.Data, seed: int, state: str) -> Benchmark:
 
 @lru_cache(maxsize=4)
 def _whole(settings: config.Data, state: str) -> Benchmark:
-    """The images of all splits that `settings` name, once for each `state` of the files."""
+    """The benchmark of `settings` with all splits, cached for each `state` of its files."""
     root = paths.find(settings.root) if settings.root else None
     split = _split_file(settings)
     benchmark = read(settings.benchmark, root, settings.datasets, split=split)
@@ -140,11 +141,11 @@ def read(
     strict: bool = True,
     split: str | Path | None = None,
 ) -> Benchmark:
-    """Read a benchmark of `READERS`, or some of its datasets, as it is on disk.
+    """Read the benchmark of this name in `READERS`, or some of its datasets, as it is on disk.
 
-    `split` is as of `folders.load`.  Without `strict`, datasets of "paper" that are incomplete are
+    `split` is a file, see `folders.load`.  If `strict` is false, incomplete datasets of "paper" are
     used, with a warning.  Raises ValueError where the benchmark is unknown, damaged, or cannot be
-    trained and tested on, or where `datasets` names none.
+    trained and tested on, or where `datasets` is empty.
     """
     chosen = reader(benchmark)
     check_asked(datasets)
@@ -160,10 +161,10 @@ def read(
 
 
 def expected(settings: config.Data) -> pd.DataFrame | None:
-    """What the chosen datasets are known to hold, also before their files are there.
+    """The known sizes of the chosen datasets, available before their files are.
 
     A row per dataset and split with the columns dataset, split, images and classes; None where
-    only the files tell.
+    the sizes are only known from the files.
     """
     hook = reader(settings.benchmark).expected
     if hook is None:

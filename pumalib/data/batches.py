@@ -1,7 +1,7 @@
 """From the table to batches: which images form a batch, and the processes that decode them.
 
-Order and augmentation are pure functions of (seed, epoch, place), whatever the processes and the
-first batch.
+Order and augmentation depend on (seed, epoch, place) alone: neither the number of processes nor the
+batch that a training resumes at changes them.
 """
 
 import multiprocessing
@@ -32,7 +32,7 @@ _CHUNK = 64
 _REMEDY = (
     "replace it, or set drop_unreadable = True; `python -m pumalib data verify` lists all such"
 )
-# Decoded images of so many pixels or fewer stay in memory, so many of them (1 GB in all).
+# Decoded images of at most this many pixels stay in memory, and at most this many (1 GB in all).
 _SMALL_PIXELS = 128 * 128
 _SMALL_COUNT = 20_000
 _small: dict[tuple[str, bool, int], Image.Image] = {}
@@ -44,7 +44,7 @@ _small: dict[tuple[str, bool, int], Image.Image] = {}
 def random_batches(count: int, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
     """Cut a fresh permutation of `range(count)` into batches.
 
-    An incomplete last one is dropped unless it is the only one.
+    An incomplete last batch is dropped unless it is the only one.
     """
     order = np.random.default_rng((_ORDER, seed, epoch)).permutation(count)
     last_start = max(1, count - batch_size + 1)
@@ -52,10 +52,10 @@ def random_batches(count: int, batch_size: int, seed: int, epoch: int) -> list[n
 
 
 def class_sizes(batch_size: int, images_per_class: int) -> tuple[int, int]:
-    """How many classes, and images of each, make a batch of the pair-based losses.
+    """The number of classes in a batch of the pair-based losses, and of images per class.
 
-    Raises ValueError where a batch has no room for two classes: one alone has no pair of unlike
-    images, and with two it would be larger than was asked for.
+    Raises ValueError where two classes do not fit into `batch_size`: with one there is no negative
+    pair.
     """
     classes = batch_size // images_per_class
     if classes < 2:
@@ -73,8 +73,8 @@ def class_batches(  # noqa: PLR0917 - notebooks give these by place
 ) -> list[np.ndarray]:
     """Draw batches of P `classes` x K `images`, class by class, for the pair-based losses.
 
-    Appendix A has 180 x 4.  A class or, without `repeat`, an image comes twice only where there
-    are too few; the authors' code has `repeat`.
+    Appendix A has 180 x 4.  A class is drawn twice only if there are too few; so is an image of a
+    class unless `repeat`, which draws images with replacement, as the authors' code does.
     """
     rng = np.random.default_rng((_ORDER, seed, epoch))
     members = list(pd.Series(labels).groupby(np.asarray(labels)).indices.values())
@@ -92,9 +92,9 @@ def class_batches(  # noqa: PLR0917 - notebooks give these by place
 
 
 def few_shot(images: pd.DataFrame, shots: int, seed: int) -> pd.DataFrame:
-    """Draw `shots` train rows of each class, one twice only if there are fewer.
+    """Draw `shots` training rows of each class; a row is repeated only if the class has fewer.
 
-    A seed's fewer shots are among its more.
+    With one seed, the images of fewer shots are among those of more.
     """
     train = images[images["split"] == "train"]
     rows = []
@@ -105,7 +105,7 @@ def few_shot(images: pd.DataFrame, shots: int, seed: int) -> pd.DataFrame:
 
 
 def _draw(rng: np.random.Generator, members: np.ndarray, count: int) -> np.ndarray:
-    """`count` of `members`: each at most once or, if there are too few, at least once."""
+    """Draw `count` of `members`: each at most once or, if there are too few, at least once."""
     picked = rng.permutation(members)[:count]
     again = rng.choice(members, count - len(picked))
     return np.concatenate([picked, again])
@@ -116,11 +116,11 @@ def _draw(rng: np.random.Generator, members: np.ndarray, count: int) -> np.ndarr
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Which batches of a benchmark are made, of what, and by whom.
+    """Which batches to make, from which images, and with how many processes.
 
-    `positions` has an array of places in the table `rows` for each batch.  Batches from number
-    `first` on are made, as if those before had been taken.  Where a batch is shared among
-    processes that train, `positions` are number `part` of its equal parts.
+    `positions` has for each batch an array of places in the table `rows`.  Batches from number
+    `first` on are made, the same as if the earlier ones had been made too.  Where processes that
+    train share a batch in equal parts, `positions` are those of part number `part`.
     """
 
     benchmark: Benchmark
@@ -156,30 +156,29 @@ def batches(plan: Plan) -> Iterator[tuple[Tensor, np.ndarray]]:
 
 @contextmanager
 def _decoded_chunks(plan: Plan) -> Iterator[Iterator[np.ndarray | str]]:
-    """Decode the chunks of all batches in their order, by processes that end with the block."""
+    """Decode the chunks of all batches in order, by processes that end with this context."""
     loader: DataLoader[np.ndarray | str] = DataLoader(
         _chunks(plan),  # type: ignore[arg-type]  # any sequence serves
         batch_size=None,
         collate_fn=partial(_decode_chunk, plan.benchmark.pixels, _places(plan), plan.view),
         num_workers=plan.workers,
         worker_init_fn=_end_with_parent,
-        # Else it would draw from the training's.
+        # Otherwise it would draw from the training's random state.
         generator=torch.Generator(),
     )
     chunks = iter(loader)
     try:
         yield chunks
     finally:
-        # Left to itself it would end its workers when it is collected, but a traceback may keep it.
+        # The loader ends its workers when it is garbage-collected; a traceback may prevent that.
         if plan.workers:
-            chunks._shutdown_workers()  # type: ignore[attr-defined]  # none is public
+            chunks._shutdown_workers()  # type: ignore[attr-defined]  # not public
 
 
 def _places(plan: Plan) -> np.ndarray:
-    """Where each row's image is: its path, or its row of the embedded pixels.
+    """The path of each row's image, or its row of the embedded pixels.
 
-    Paths are one array of bytes, not 100,000 str: reading those in forked workers would copy their
-    memory.
+    Paths are one array of bytes: reading 100,000 str in forked workers would copy their memory.
     """
     if plan.benchmark.pixels is not None:
         return np.array(list(plan.rows["path"]))
@@ -188,7 +187,7 @@ def _places(plan: Plan) -> np.ndarray:
 
 
 def _chunks(plan: Plan) -> list[np.ndarray]:
-    """What is decoded at a time, in order: (b, 2) int64, positions and seeds of augmentation."""
+    """The chunks to decode, in order: (b, 2) int64 each, positions and augmentation seeds."""
     chunks = []
     for place, mine in enumerate(plan.positions[plan.first :], plan.first):
         rng = np.random.default_rng((_AUGMENT, plan.seed, plan.epoch, place))
@@ -203,8 +202,8 @@ def _decode_chunk(
 ) -> np.ndarray | str:
     """Decode a chunk: (b, 3, size, size) uint8, or the message of an ImageError.
 
-    Not a tensor, as torch's shared memory is too small in many containers.  Not the error itself,
-    as a pickled one may bring frames that keep the workers.
+    An array and not a tensor, as torch's shared memory is too small in many containers; a message
+    and not the error, as the frames of a pickled error may keep the workers alive.
     """
     shown = []
     for place, seed in zip(places[chunk[:, 0]], chunk[:, 1].tolist()):
@@ -220,9 +219,9 @@ def _decode_chunk(
 
 
 def _decoded(path: str, upright: bool) -> Image.Image:
-    """`decode`, once for all epochs and runs of this process where the image is small.
+    """`decode`; a small image is decoded once for all epochs and runs of this process.
 
-    Worker processes keep nothing: they end with their epoch.
+    Worker processes cache nothing: they end with their epoch.
     """
     key = (path, upright, _time_of_change(path))
     if key in _small:
@@ -235,7 +234,7 @@ def _decoded(path: str, upright: bool) -> Image.Image:
 
 
 def _time_of_change(path: str) -> int:
-    """When a file was changed, in nanoseconds; 0 where there is none."""
+    """The modification time of a file in nanoseconds; 0 if it does not exist."""
     try:
         return Path(path).stat().st_mtime_ns
     except OSError:
@@ -243,10 +242,10 @@ def _time_of_change(path: str) -> int:
 
 
 def _end_with_parent(worker: int) -> None:
-    """End this process soon after the one that trains, however that ended and whatever this awaits.
+    """End this worker process soon after the training process, even if that was killed.
 
-    multiprocessing tells who that is: with a fork server it is not the process that forked this
-    one.  Where it has ended already, this one ends at once.
+    multiprocessing knows which process trains: with a fork server it is not the one that forked
+    this worker.  If it has already ended, this one ends at once.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

@@ -1,4 +1,4 @@
-"""A CSV that somebody wrote by hand, as text: for a file of labels, and for one of splits."""
+"""Read CSV files that people write by hand, as text: files of labels and of splits."""
 
 import csv
 from collections.abc import Iterable
@@ -8,13 +8,14 @@ import pandas as pd
 
 
 def read_cells(file: Path) -> pd.DataFrame:
-    """The cells of a CSV with a header: every one as its text, "NA" and "007" too.
+    """Read a CSV with a header, every cell as text, "NA" and "007" too.
 
-    A row per line that is not blank, indexed by the line's number in the file.  Raises ValueError,
-    which names the file and mostly the line, where it is no CSV of UTF-8 (with or without BOM), a
-    column stands twice or a line has another number of cells; OSError where it cannot be read.
+    Returns a row per line that is not blank, indexed by its line number in the file.  Raises
+    ValueError, which names the file and if possible the line, where it is no CSV in UTF-8 (with or
+    without BOM), two columns have one name, or a line has another number of cells; OSError where it
+    cannot be read.
     """
-    # To read from a pipe would wait for ever.
+    # Reading from a pipe would wait for ever.
     if file.exists() and not file.is_file():
         raise ValueError(f"{file} is no file of UTF-8 CSV: it is a folder, a pipe or a device")
     with file.open(encoding="utf-8-sig", newline="") as opened:
@@ -43,7 +44,7 @@ def read_cells(file: Path) -> pd.DataFrame:
 
 
 def check_cells(file: Path, rows: pd.DataFrame, columns: Iterable[str]) -> None:
-    """Raise ValueError, which names the line, where one of these `columns` of `rows` is empty."""
+    """Raise ValueError, which names the line, if a cell of these `columns` of `rows` is empty."""
     for column in columns:
         empty = rows.index[rows[column].str.strip() == ""]
         if len(empty):
@@ -53,7 +54,7 @@ def check_cells(file: Path, rows: pd.DataFrame, columns: Iterable[str]) -> None:
 
 
 def check_once(file: Path, keys: pd.Series, what: str) -> None:
-    """Raise ValueError, which names both lines, where two rows are about the same `what`."""
+    """Raise ValueError, which names both lines, if two rows are about the same `what`."""
     again = keys.index[keys.duplicated()]
     if len(again):
         key = keys[again[0]]

@@ -1,6 +1,6 @@
-"""`python -m pumalib data status` and `download`: the paper's datasets, as far as they are free.
+"""`python -m pumalib data status` and `download`: find the paper's datasets, fetch the free ones.
 
-Whatever is interrupted goes on when it is called again.
+An interrupted download goes on when the command is run again.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
     from urllib.error import HTTPError
 
-# What an archive may grow to: so many times its size, within these bounds in bytes.
+# The most bytes that an archive may unpack to: RATIO times its size, within these bounds.
 RATIO = 100
 LEAST_BYTES = 1e9
 MOST_BYTES = 200e9
-# Read from a server, and of a file, at a time.
+# Bytes read at a time from a server.
 BUFFER = 1 << 18
-# Of silence, after which a server is given up; so is one that sends less than this in a second.
+# Give a server up after this many seconds of silence, or if it sends fewer bytes per second.
 SECONDS = 60
 SLOWEST = 1000
 
@@ -44,9 +44,9 @@ SLOWEST = 1000
 
 
 def status(root: str | Path) -> pd.DataFrame:
-    """What is where: a row per dataset of the paper.
+    """Which of the paper's datasets are under `root`: a row per dataset.
 
-    Columns: dataset, folder, images found, expected and prepared, and state.
+    Columns: dataset, folder, the numbers of images found, expected and prepared, and state.
     """
     root = Path(root).expanduser()
     rows = [_status(root, dataset) for dataset in paper.all_datasets().values()]
@@ -84,11 +84,12 @@ def _status(root: Path, dataset: paper.Dataset) -> _Status:
 
 
 def download(names: Sequence[str] | None, root: str | Path, mirror: str | None = None) -> list[str]:
-    """Fetch and unpack what may be fetched freely and is not complete (none named: all).
+    """Download and unpack the named datasets (None: all) that are free and not yet complete.
 
-    Prints how to get the rest, and returns its names.  Archives stay in `root/archives`; a `mirror`
-    has them by their own names.  Raises ValueError (wrong checksum, unsafe archive), OSError (the
-    server cannot be reached) or RuntimeError (pooch is not installed).
+    For the others it prints how to get them, and returns their names.  Archives stay in
+    `root/archives`; a `mirror` serves them under the same file names.  Raises ValueError (wrong
+    checksum, unsafe archive), OSError (the server cannot be reached) or RuntimeError (pooch is not
+    installed).
     """
     root = Path(root).expanduser()
     known = paper.all_datasets()
@@ -118,7 +119,7 @@ def _is_complete(root: Path, name: str) -> bool:
 
 
 def _fetch_and_unpack(archive: paper.Archive, root: Path, mirror: str | None) -> None:
-    """Fetch an archive, unless it is there, and unpack it; one process at a time does so."""
+    """Download an archive, unless it is there, and unpack it, under a lock."""
     from urllib.error import URLError
 
     from filelock import FileLock
@@ -152,9 +153,9 @@ def _pooch() -> ModuleType:
 
 
 def _fetch(url: str, output_file: str, _: object, md5: str) -> None:
-    """Fetch a file for pooch, whose own downloader starts anew.
+    """Download a file for pooch, whose own downloader cannot resume.
 
-    What has come is kept in `<name>.part`, and only the rest is asked for.
+    The bytes received so far are in `<name>.part`; only the rest is requested.
     """
     from urllib.error import HTTPError
 
@@ -167,7 +168,7 @@ def _fetch(url: str, output_file: str, _: object, md5: str) -> None:
         if _md5(part) == md5:
             part.replace(output_file)
             return
-        # It is of another release.
+        # The partial file is of another release.
         part.unlink()
         response = _ask(url, 0)
     _receive(response, part)
@@ -179,7 +180,7 @@ def _size(part: Path) -> int:
 
 
 def _ask(url: str, start: int) -> "HTTPResponse":
-    """Ask a server for a file from byte `start` on."""
+    """Request a file from byte `start` on."""
     from urllib.request import Request, urlopen
 
     request = Request(url)
@@ -189,7 +190,7 @@ def _ask(url: str, start: int) -> "HTTPResponse":
 
 
 def _nothing_follows(error: "HTTPError", part: Path) -> bool:
-    """Whether a server says that it has nothing beyond what we have ("Range Not Satisfiable")."""
+    """Whether the server has nothing beyond the bytes of `part` ("Range Not Satisfiable")."""
     return error.code == 416 and _size(part) > 0
 
 
@@ -199,7 +200,7 @@ def _md5(file: Path) -> str:
 
 
 def _receive(response: "HTTPResponse", part: Path) -> None:
-    """Append to `part` what a server sends; ConnectionError where it breaks off."""
+    """Append the response to `part`; ConnectionError if it breaks off."""
     # A server that knows no ranges (status 200) sends the whole file.
     goes_on = response.status == 206
     start = _size(part) if goes_on else 0
@@ -224,10 +225,10 @@ def _receive(response: "HTTPResponse", part: Path) -> None:
 
 
 def _bounded(response: "HTTPResponse", start: int) -> Iterator[bytes]:
-    """What a server sends; ConnectionError where it has no end, or comes drop by drop."""
+    """Yield the bytes of a response; ConnectionError if it is too large or too slow."""
     began = time.monotonic()
     received = 0
-    # What is there: to fill a whole buffer could take for ever.
+    # `read1` returns the bytes that have arrived: waiting for a full buffer could take for ever.
     while content := response.read1(BUFFER):
         received += len(content)
         if start + received > MOST_BYTES:
@@ -244,7 +245,7 @@ def _bounded(response: "HTTPResponse", start: int) -> Iterator[bytes]:
 def unpack(archive: Path, target: Path) -> None:
     """Unpack a tar or zip archive into `target`, or copy a .mat file.
 
-    Raises ValueError, leaving nothing, where the archive is damaged or unsafe.
+    Raises ValueError, and unpacks nothing, where the archive is damaged or unsafe.
     """
     fresh = target / f".unpacking-{archive.name}"
     shutil.rmtree(fresh, ignore_errors=True)
@@ -256,7 +257,7 @@ def unpack(archive: Path, target: Path) -> None:
             _unpack_zip(archive, fresh)
         else:
             _unpack_tar(archive, fresh)
-        # Once for all files: one by one would take minutes for the largest dataset.
+        # Once for all files: a sync per file would take minutes for the largest dataset.
         if hasattr(os, "sync"):
             os.sync()
         shutil.copytree(fresh, target, copy_function=os.replace, dirs_exist_ok=True)
@@ -281,7 +282,7 @@ def _unpack_tar(archive: Path, folder: Path) -> None:
 class _Member(NamedTuple):
     """A file or folder of an archive."""
 
-    info: Any  # what `zipfile` or `tarfile` has of it
+    info: Any  # the object of `zipfile` or `tarfile`
     name: str
     size: int  # in bytes
     is_plain: bool  # no link, no device
@@ -301,15 +302,15 @@ def _tar_members(packed: tarfile.TarFile) -> Iterator[_Member]:
 
 
 def _wanted(archive: Path, members: Iterable[_Member]) -> tqdm:
-    """What is to be written, all but the files of macOS, as a bar that shows how far it is.
+    """The members to unpack, without the metadata files of macOS, in a progress bar.
 
-    All members are checked before any is written: ValueError at one that is unsafe.
+    All members are checked before any is unpacked: ValueError if one is unsafe.
     """
     limit = min(MOST_BYTES, max(LEAST_BYTES, RATIO * archive.stat().st_size))
     total = 0
     wanted = []
     for member in members:
-        # A Windows path knows drive letters and both slashes.
+        # A Windows path understands drive letters and both slashes.
         path = PureWindowsPath(member.name)
         total += member.size
         leaves = bool(path.anchor) or ".." in path.parts

@@ -1,15 +1,15 @@
-"""Bring your own: `root/<dataset>/<class>/*.jpg`, or one dataset as `root/<class>/*.jpg`.
+"""Your own images: `root/<dataset>/<class>/*.jpg`, or one dataset as `root/<class>/*.jpg`.
 
-The name of one dataset alone is that of its folder.  The first half (rounded up) of a dataset's
-sorted classes is train.  A file `root/split.csv` says otherwise of every class (columns
-`dataset,class_name,split`, where `label` may stand for `class_name`: train, val or test) or every
-image (`path,split`: train, val, test, query or gallery; the path is relative to root) of the
-datasets that are loaded.  A file elsewhere that a run names (`Data.split`) chooses too: images that
-it does not name are left out.
+One dataset alone is named after its folder.  By default the first half (rounded up) of a dataset's
+sorted classes is train, the rest test.  A file `root/split.csv` overrides this, for every class
+(columns `dataset,class_name,split`, or `label` for `class_name`; train, val or test) or for every
+image (`path,split`; train, val, test, query or gallery; the path is relative to root) of the
+datasets that are loaded.  A split file elsewhere, named by a run (`Data.split`), also selects:
+images that it does not list are left out.
 
-Classes of `val` are neither trained on nor tested, but with `Data.holdout` they are what is tested,
-and with `Training.score_epochs` what is scored after an epoch: to choose without a look at the test
-classes.
+Classes of `val` are neither trained on nor tested.  They serve to choose settings without looking
+at the test classes: `Data.holdout` tests on them, and `Training.score_epochs` scores epochs on
+them.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ EXTENSIONS = (
     ".jp2",
     ".avif",
 )
-# What else cameras and programs write as images: it is not read, and said.
+# Other image formats of cameras and programs: such files are not read, and a message says so.
 OTHER_EXTENSIONS = (
     ".heic",
     ".heif",
@@ -81,23 +81,23 @@ OTHER_EXTENSIONS = (
     ".rw2",
 )
 SPLIT_FILE = "split.csv"
-# Words in the names of folders of splits, which are no datasets.
+# Words by which a folder's name is taken for that of a split, not of a dataset.
 _SPLIT_NAMES = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "query"}
     | {"gallery"}
 )
-# The splits of whole classes.
+# The splits that a whole class can have.
 OF_CLASSES = ("train", "val", "test")
 
 
 def load(
     root: str | Path, datasets: Sequence[str] | None = None, split: str | Path | None = None
 ) -> Benchmark:
-    """Read the datasets under `root` (None: all), images sorted by class and name.
+    """Read the `datasets` (None: all) under `root`, images sorted by class and name.
 
-    `split` is a file like `root/split.csv`, in its place, of those images alone that are to be
-    used.  Images that lie in no class or deeper, and what `look` leaves out, are so with a warning.
-    Raises ValueError, which names what is empty or bad.
+    `split` is a file like `root/split.csv`, used in its place; images that it does not list are
+    left out.  Images outside a class folder or in its subfolders are left out with a warning, as
+    are the files that `look` leaves out.  Raises ValueError, which names what is empty or bad.
     """
     root = Path(root).expanduser()
     left_out = LeftOut()
@@ -109,7 +109,7 @@ def load(
     else:
         check_known("dataset", datasets, found)
         chosen = list(datasets)
-        # Of what is not loaded nothing is said.
+        # No warnings about datasets that are not loaded.
         left_out = LeftOut()
     images = _listed(root, {name: places[name] for name in chosen}, left_out)
     left_out.warn(root)
@@ -131,9 +131,9 @@ def load(
 
 
 def state(root: Path, datasets: Sequence[str] | None, split: Path | None) -> str:
-    """A digest of the names of all that `load` would read, and of what changes with its contents.
+    """A digest of the names and the `paths.state` of all files that `load` would read.
 
-    Its cost is a question to the file system per image: 20,000 take a tenth of a second.
+    It asks the file system once per image: a tenth of a second for 20,000 images.
     """
     root = Path(root).expanduser()
     seen = []
@@ -144,7 +144,7 @@ def state(root: Path, datasets: Sequence[str] | None, split: Path | None) -> str
     for folder in _class_folders(root, datasets):
         seen.append(folder.path)
         for entry in _visible(Path(folder.path)):
-            # Of a link that leads nowhere, what is known of the link.
+            # For a broken link, the state of the link itself.
             known = _state(entry) or entry.stat(follow_symlinks=False)
             seen.append(_noted(entry.name, known))
     return hashlib.sha256(os.fsencode("\n".join(seen))).hexdigest()
@@ -157,12 +157,12 @@ def _noted(name: str, state: os.stat_result) -> str:
     return f"{name} {paths.state(state)}"
 
 
-# ---- one look at a folder: for training, embedding and indexing
+# ---- listing a folder: for training, embedding and indexing
 
 
 @dataclass
 class LeftOut:
-    """Paths below a folder that look like images and are not used, of each kind."""
+    """Paths below a folder that look like images and are not used, by reason."""
 
     nested: list[str] = field(default_factory=list)
     loose: list[str] = field(default_factory=list)
@@ -175,7 +175,7 @@ class LeftOut:
     closed: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """A sentence for each kind of which there are any, with their number and an example."""
+        """A sentence for each reason that applies, with the number of paths and an example."""
         kinds = {
             "images lie in subfolders of classes and are left out": self.nested,
             "images lie in no folder of a class and are left out": self.loose,
@@ -204,25 +204,25 @@ class LeftOut:
         return lines
 
     def warn(self, root: Path) -> None:
-        """Warn of each kind of which there are any below `root`."""
+        """Warn once for each reason that applies to paths below `root`."""
         for line in self.lines():
             warnings.warn(f"{root}: {line}", stacklevel=4)
 
 
 @dataclass(frozen=True)
 class Level:
-    """What one folder holds, without what lies in its folders."""
+    """The contents of one folder, not of its subfolders."""
 
     images: dict[str, os.stat_result]  # by name
     folders: list[str]  # their names; a link to a folder is one
 
 
 def look(folder: Path, place: str, left_out: LeftOut) -> Level:
-    """The images and folders in a folder, which `left_out` calls `place` (ending in "/", or "").
+    """The images and folders in a folder; `place` is its path in `left_out` (ending in "/", or "").
 
-    Hidden files and macOS' `._*` are passed over.  Pipes, links that lead nowhere and names that
-    are not UTF-8 are put into `left_out`, as are files of other formats or without an extension,
-    and a folder that may not be read.
+    Hidden files and macOS' `._*` are ignored.  Pipes, broken links, names that are not UTF-8, files
+    of other formats or without an extension, and a folder that may not be read are added to
+    `left_out`.
     """
     images = {}
     folders = []
@@ -236,7 +236,7 @@ def look(folder: Path, place: str, left_out: LeftOut) -> Level:
         state = _state(entry)
         is_folder = state is not None and stat.S_ISDIR(state.st_mode)
         is_image = _is_image_name(entry.name)
-        # It may have led to a folder.
+        # A broken link may have led to a folder, so its name need not be an image's.
         is_dangling = state is None and entry.is_symlink()
         if entry.name.lower().endswith(OTHER_EXTENSIONS) and not is_folder:
             left_out.other_format.append(path)
@@ -257,9 +257,9 @@ def look(folder: Path, place: str, left_out: LeftOut) -> Level:
 
 
 def walk(folder: Path, left_out: LeftOut) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the images below a folder, at any depth: path relative to it, and its state.
+    """Yield the relative path and the file state of each image in a folder and its subfolders.
 
-    Links to folders are followed, but for one that leads to a folder around it.
+    Links to folders are followed, except one that leads back to a folder around it.
     """
     yield from _walk(folder, "", (), left_out)
 
@@ -280,7 +280,7 @@ def _walk(
 
 
 def _state(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """What is known of a file, or of that to which a link leads; None where it leads nowhere."""
+    """The state of a file, or of a link's target; None for a broken link."""
     try:
         return entry.stat()
     except OSError:
@@ -295,9 +295,9 @@ def _is_utf8(name: str) -> bool:
 
 
 def called_like_splits(names: Iterable[str]) -> list[str]:
-    """Those of the names of folders that are such as "train", "test2017" or "val_images", sorted.
+    """The folder names that look like splits ("train", "test2017", "val_images"), sorted.
 
-    One alone may be anything: then there is none.
+    Empty if only one does: its name may mean anything.
     """
     found = []
     for name in sorted(names):
@@ -308,7 +308,7 @@ def called_like_splits(names: Iterable[str]) -> list[str]:
 
 
 def _refuse_splits(root: Path, found: Sequence[str]) -> None:
-    """Raise ValueError where folders are called like splits: they are no datasets."""
+    """Raise ValueError if the names of folders are those of splits and not of datasets."""
     splits = called_like_splits(found)
     if not splits:
         return
@@ -323,14 +323,14 @@ def _refuse_splits(root: Path, found: Sequence[str]) -> None:
 
 
 def _dataset_places(root: Path, left_out: LeftOut) -> dict[str, str]:
-    """The names of the datasets, and where each lies below `root`: "", or its name and "/"."""
+    """The datasets by name, with the place of each below `root`: "", or its name and "/"."""
     if _is_one_dataset(root):
         return {root.absolute().name: ""}
     return {name: f"{name}/" for name in _folder_names(root, "", "dataset folder", left_out)}
 
 
 def _is_one_dataset(root: Path) -> bool:
-    """Whether the folders in `root` are classes: none holds a folder, and one holds an image."""
+    """Whether the folders in `root` are classes: none has a subfolder, and one holds an image."""
     found = False
     for folder in _visible(root):
         for entry in _visible(Path(folder.path)):
@@ -341,7 +341,7 @@ def _is_one_dataset(root: Path) -> bool:
 
 
 def _class_folders(root: Path, datasets: Sequence[str] | None) -> list[os.DirEntry[str]]:
-    """What lies where the classes of these datasets (None: all) should be, in no order."""
+    """The entries where the class folders of these datasets (None: all) should be, unordered."""
     inside = _visible(root)
     if _is_one_dataset(root):
         return inside
@@ -353,7 +353,7 @@ def _class_folders(root: Path, datasets: Sequence[str] | None) -> list[os.DirEnt
 
 
 def _listed(root: Path, places: Mapping[str, str], left_out: LeftOut) -> pd.DataFrame:
-    """A row per image of these datasets, whose `places` are known: path, class_name and dataset."""
+    """A row per image of the datasets in `places`: path, class_name and dataset."""
     rows = []
     for dataset, place in places.items():
         for name in _folder_names(root, place, "class folder", left_out):
@@ -363,20 +363,20 @@ def _listed(root: Path, places: Mapping[str, str], left_out: LeftOut) -> pd.Data
 
 
 def _folder_names(root: Path, place: str, what: str, left_out: LeftOut) -> list[str]:
-    """The sorted names of the folders in the folder `place`, which are to be a `what` each."""
+    """The sorted names of the folders in the folder `place`; errors call each a `what`."""
     level = look(root / place, place, left_out)
     left_out.loose.extend(f"{place}{name}" for name in level.images)
-    # A whole one is not left out for its name.
+    # Not `level.folders`: a folder whose name is not UTF-8 is an error here, not left out.
     names = [entry.name for entry in _visible(root / place) if _is_folder(entry)]
     return _checked_names(root / place, names, what)
 
 
 def _image_names(root: Path, place: str, left_out: LeftOut) -> list[str]:
-    """The sorted names of the images in the folder `place` of a class."""
+    """The sorted names of the images in the class folder `place`."""
     level = look(root / place, f"{place}/", left_out)
     for name in level.folders:
         inside = f"{place}/{name}"
-        # Of what lies deeper it is enough to say that it does.
+        # One warning, that images are nested, is enough for all that is in subfolders.
         nested = walk(root / inside, LeftOut())
         left_out.nested.extend(f"{inside}/{path}" for path, _ in nested)
     return _checked_names(root / place, list(level.images), "image")
@@ -392,7 +392,7 @@ def _is_image_name(name: str) -> bool:
 
 
 def _visible(folder: Path) -> list[os.DirEntry[str]]:
-    """What a folder holds, without hidden and macOS `._*` files; nothing where it is none."""
+    """The entries of a folder without hidden and macOS `._*` files; [] if it is no folder."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
@@ -400,7 +400,7 @@ def _visible(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _checked_names(folder: Path, names: list[str], what: str) -> list[str]:
-    """These names in order; ValueError where there is none, or one is not UTF-8."""
+    """The `names`, sorted; ValueError if there are none, or one is not UTF-8."""
     names = sorted(names)
     for name in names:
         if not _is_utf8(name):
@@ -417,7 +417,7 @@ def _checked_names(folder: Path, names: list[str], what: str) -> list[str]:
 
 
 def _halves(images: pd.DataFrame) -> np.ndarray:
-    """The split of each image where none is given: a dataset's first half of classes is train."""
+    """The default split of each image: the first half of a dataset's classes is train."""
     labels = images.groupby("dataset")["label"]
     place = labels.rank("dense")
     half = (labels.transform("nunique") + 1) // 2
@@ -434,7 +434,7 @@ class _SplitTable:
 
     @classmethod
     def read(cls, file: Path) -> "_SplitTable":
-        """Read a file; ValueError where it is no CSV, has other columns or an empty cell."""
+        """Read a split file; ValueError if it is no CSV, has other columns or an empty cell."""
         try:
             rows = read_cells(file)
         except OSError as error:
@@ -442,7 +442,7 @@ class _SplitTable:
         if "path" in rows and "label" in rows:
             what = "the class of an image is its folder"
             raise ValueError(f"{file}: columns {list(rows)}; {what}: remove the column label")
-        # As `pumalib.evaluate` calls it.
+        # `pumalib.evaluate` calls the class `label`.
         named = rows.rename(columns={"label": "class_name"})
         by_class = sorted(named) == ["class_name", "dataset", "split"]
         if not by_class and sorted(named) != ["path", "split"]:
@@ -453,11 +453,11 @@ class _SplitTable:
 
     @property
     def what(self) -> str:
-        """What a row is about."""
+        """Whether a row is about a "class" or an "image"."""
         return "class" if self.by_class else "image"
 
     def keys(self, table: pd.DataFrame) -> pd.Series:
-        """What rows of `table`, be they ours or of the images, are told apart by."""
+        """The key of each row of `table`: "dataset/class" or, for images, its path."""
         if self.by_class:
             return table["dataset"] + "/" + table["class_name"]
         return table["path"]
@@ -465,7 +465,7 @@ class _SplitTable:
     def splits(self, images: pd.DataFrame, found: Sequence[str], root: Path) -> pd.Series:
         """The split of each of `images`, NaN where the file has none; ValueError at a bad row.
 
-        Rows of datasets that are `found` under `root` and not among the images are passed over.
+        Rows about datasets that are `found` under `root`, but not among the images, are ignored.
         """
         not_loaded = set(found) - set(images["dataset"])
         given = self.keys(self.rows)
@@ -487,7 +487,7 @@ class _SplitTable:
         return keys.map(dict(zip(given, split)))
 
     def check_complete(self, images: pd.DataFrame) -> None:
-        """Raise ValueError where one of `images` has no split."""
+        """Raise ValueError if one of `images` has no split."""
         left = self.keys(images)[images["split"].isna()]
         if len(left):
             what = f"no split for {self.what} {left.iloc[0]!r}"

@@ -1,4 +1,4 @@
-"""One image: from a file of any kind to RGB, and what a network is shown of it."""
+"""One image: from a file to RGB, and from RGB to the network's input."""
 
 import stat
 import warnings
@@ -22,17 +22,17 @@ from .table import Benchmark, check, in_threads
 _BICUBIC = v2.InterpolationMode.BICUBIC
 
 
-# What Pillow may open: the formats of `folders.EXTENSIONS`, whatever a file is called.  Others
-# start programs: of PostScript, Ghostscript.
+# The formats that Pillow may open, those of `folders.EXTENSIONS`; a file's name does not matter.
+# Others could start programs: PostScript starts Ghostscript.
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
 # Grey images have one of these numbers of bits, the smallest that holds their largest value.
 _BITS = (8, 12, 16)
-# Of 0 to 255: what is as bright can hardly be told from white.
+# Pixels at least this bright (0 to 255) look white.
 _NEARLY_WHITE = 245
 
 
 class ImageError(ValueError):
-    """An image that cannot be read; the message names it, and `why` is the reason in words."""
+    """An image that cannot be read; the message names it, and `why` is the reason."""
 
     def __init__(self, message: str, why: str = ""):
         super().__init__(message)
@@ -45,8 +45,8 @@ class ImageError(ValueError):
 def decode(source: str | Path | IO[bytes] | Image.Image, upright: bool = False) -> Image.Image:
     """Return the image as RGB: on white where transparent, 12 or 16 bits scaled to 8.
 
-    A file has one of `FORMATS`.  Of an animation it is the first frame.  `upright` turns it as its
-    EXIF orientation says (the authors' code ignores it).  Warns of an image that is all white on
+    A file must have one of `FORMATS`; of an animation the first frame is used.  `upright`: apply
+    the EXIF rotation (the authors' code ignores it).  Warns if a transparent image becomes all
     white.  Raises ImageError.
     """
     name = getattr(source, "filename", None) or source
@@ -64,13 +64,13 @@ def decode(source: str | Path | IO[bytes] | Image.Image, upright: bool = False) 
 
 
 def _require_file(path: Path) -> None:
-    """Raise OSError where a path is no regular file: to open a pipe would wait for its writer."""
+    """Raise OSError if a path is no regular file: opening a pipe would wait for its writer."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError("it is no file but a folder, pipe, socket or device")
 
 
 def _reason(error: Exception) -> str:
-    """Why an image cannot be read, in words."""
+    """The reason why an image cannot be read, as words for a message."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, PermissionError):
@@ -92,7 +92,7 @@ def _to_rgb(image: Image.Image, name: object) -> Image.Image:
     if image.mode[0] in "FI":
         image = _with_8_bits(image)
     if image.has_transparency_data:
-        # Pillow has no way from "La" to "RGBA" at once.
+        # Pillow cannot convert "La" to "RGBA" directly.
         if image.mode == "La":
             image = image.convert("LA")
         image = image.convert("RGBA")
@@ -104,7 +104,7 @@ def _to_rgb(image: Image.Image, name: object) -> Image.Image:
 
 
 def _warn_if_white(shown: Image.Image, image: Image.Image, name: object) -> None:
-    """Warn of a picture in white on nothing, of which nothing is left on white."""
+    """Warn if a white picture on a transparent ground disappears on white."""
     is_white = np.asarray(shown).min() >= _NEARLY_WHITE
     alpha = np.asarray(image.getchannel("A"))
     is_on_nothing = alpha.min() < 255 and alpha.max() > 0
@@ -114,10 +114,10 @@ def _warn_if_white(shown: Image.Image, image: Image.Image, name: object) -> None
 
 
 def _with_8_bits(image: Image.Image) -> Image.Image:
-    """A grey image of up to 16 bits, with 8, scaled by the bits that it holds.
+    """Convert a grey image of up to 16 bits to 8, scaled by the number of bits that it uses.
 
-    Microscopes and scanners write 12 bits into files of 16, which would be nearly black.  Raises
-    ValueError where the range is not agreed on.
+    Microscopes and scanners write 12 bits into 16-bit files, which would be nearly black if 16 were
+    assumed.  Raises ValueError for floats and integers without an agreed range.
     """
     grey = np.asarray(image)
     if image.mode == "F" or grey.min() < 0 or grey.max() > 65535:
@@ -133,7 +133,7 @@ def _with_8_bits(image: Image.Image) -> Image.Image:
 
 
 def image_error(function: Callable[..., object], *args: Path) -> ImageError | None:
-    """The error that `function(*args)` raises, if it does."""
+    """The ImageError that `function(*args)` raises, or None."""
     try:
         function(*args)
     except ImageError as error:
@@ -142,7 +142,7 @@ def image_error(function: Callable[..., object], *args: Path) -> ImageError | No
 
 
 def unreadable(benchmark: Benchmark) -> dict[int, ImageError]:
-    """Decode every image file; the errors by position in `benchmark.images`."""
+    """Decode every image file, and return the errors by position in `benchmark.images`."""
     if benchmark.pixels is not None:
         return {}
     root = benchmark.folder
@@ -155,7 +155,7 @@ def unreadable(benchmark: Benchmark) -> dict[int, ImageError]:
 
 
 def drop_unreadable(benchmark: Benchmark) -> Benchmark:
-    """The benchmark without images that cannot be decoded, with one warning that names each."""
+    """The benchmark without unreadable images; one warning names them all."""
     images = benchmark.images
     bad = list(unreadable(benchmark))
     if not bad:
@@ -167,44 +167,45 @@ def drop_unreadable(benchmark: Benchmark) -> Benchmark:
     return check(replace(benchmark, images=left))
 
 
-# ---- from RGB to what a network is shown
+# ---- from RGB to the network's input
 
 
 @dataclass(frozen=True)
 class View:
     """How an image becomes the network's input, as `settings` say.
 
-    It is resized and its centre or, in `training`, a random crop of it, resized, and half of them
-    flipped (Appendix A).  `mean` and `std` of the channels, from 0 to 1, are the backbone's.
+    In evaluation it is resized and cropped at the centre; in `training` a random crop is resized,
+    and flipped half of the time (Appendix A).  `mean` and `std` of the channels, from 0 to 1, are
+    the backbone's.
     """
 
     settings: Data
     mean: Sequence[float]
     std: Sequence[float]
     training: bool = False
-    # What timm says of the backbone, for resize = "timm": the share of the resized image that the
-    # crop keeps, how it crops, and how pixels are interpolated.
+    # For resize = "timm", the backbone's own values in timm: the share of the resized image that
+    # the crop covers, how it crops, and how pixels are interpolated.
     crop_share: float = 0.875
     crop_mode: str = "center"
     interpolation: str = "bicubic"
 
     @property
     def upright(self) -> bool:
-        """Whether EXIF orientation is honoured."""
+        """Whether the EXIF rotation is applied."""
         if self.settings.upright is None:
             return reader(self.settings.benchmark).upright
         return self.settings.upright
 
 
 def pixels(image: Image.Image | np.ndarray, view: View, seed: int = 0) -> Tensor:
-    """Show an RGB image, or an array (H, W, 3) uint8, as (3, size, size) uint8.
+    """Transform an RGB image, or an array (H, W, 3) uint8, to (3, size, size) uint8.
 
-    A training view depends on `seed` alone.
+    Augmentation depends on `seed` alone.
     """
     if isinstance(image, np.ndarray):
         size = view.settings.image_size
         if not view.training and image.shape[:2] == (size, size):
-            # Shown as it is.
+            # It has the network's size already.
             return torch.tensor(image).permute(2, 0, 1)
         image = Image.fromarray(image)
     if view.training:
@@ -229,7 +230,7 @@ def _test_view(image: Image.Image, settings: Data) -> Image.Image:
 
 
 def _without_ends(image: Image.Image) -> Image.Image:
-    """A long strip, resized, would fill the memory; its ends are not shown anyway."""
+    """Cut a long strip to 4:1: resized it would fill the memory, and the crop drops its ends."""
     width, height = image.size
     return v2.functional.center_crop(image, [min(height, 4 * width), min(width, 4 * height)])
 
@@ -248,13 +249,13 @@ def _timms_view(image: Image.Image, view: View) -> Image.Image:
 def _timms_transform(
     size: int, crop_share: float, crop_mode: str, interpolation: str, mean: tuple[float, ...]
 ) -> Callable:
-    """What timm does to an image for evaluation, up to where pixels become numbers."""
+    """Make timm's evaluation transform without its last step, the conversion to a tensor."""
     whole = create_transform(
         (3, size, size),
         crop_pct=crop_share,
         crop_mode=crop_mode,
         interpolation=interpolation,
-        # The colour of what "border" puts around.
+        # The colour of the padding of "border".
         mean=mean,
         use_prefetcher=True,
     )
@@ -266,9 +267,9 @@ _random_crop = cache(v2.RandomResizedCrop)
 
 
 def _training_view(image: Image.Image, settings: Data, seed: int) -> Image.Image:
-    """Crop, resize and flip as v2's own forward does.
+    """Crop, resize and flip as v2's own forward does, without its overhead.
 
-    Its overhead, without which this is, takes half of the time where images are small.
+    For small images that overhead is half of the time.
     """
     size = settings.image_size
     mirrored = False
@@ -286,7 +287,7 @@ def _training_view(image: Image.Image, settings: Data, seed: int) -> Image.Image
 
 
 def normalise(images: Tensor, view: View) -> Tensor:
-    """uint8 (B, 3, S, S) as float32, less the mean, over the standard deviation."""
+    """Convert uint8 (B, 3, S, S) to float32, minus the mean, divided by the standard deviation."""
     mean = [255 * value for value in view.mean]
     std = [255 * value for value in view.std]
     return v2.functional.normalize(images.float(), mean, std, inplace=True)

@@ -1,6 +1,6 @@
-"""`mini`: eight unlike, imbalanced datasets of small pictures.
+"""`mini`: eight different, imbalanced datasets of small pictures.
 
-They are embedded in the checkout's data/mini as sheets (see its README.md).
+The checkout has them as sheets in data/mini (see its README.md).
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ GAP = 2
 
 
 def load(root: str | Path | None = None, datasets: Sequence[str] | None = None) -> Benchmark:
-    """Read the embedded benchmark, or some of its datasets; `root` is not used.
+    """Read the benchmark, or some of its datasets, from the checkout; `root` is not used.
 
     Raises ValueError where a file is damaged or missing, or there is no checkout.
     """
@@ -53,7 +53,7 @@ def _read() -> tuple[pd.DataFrame, np.ndarray]:
 
 
 def _pictures(file: Path, places: pd.DataFrame) -> np.ndarray:
-    """The pictures (n, side, side, 3) of a sheet that stand in these columns and rows."""
+    """The pictures (n, side, side, 3) at these columns and rows of a sheet."""
     with Image.open(file) as image:
         sheet = np.asarray(image.convert("RGB"))
     columns = places["column"].max() + 1

@@ -1,7 +1,7 @@
-"""The eight datasets of the paper (Table 1), each from its original distribution as it unpacks.
+"""The eight datasets of the paper (Table 1), read from their original archives, unpacked.
 
-Where one has no split of its own for metric learning, the first half (rounded up) of its sorted
-classes is train.  `paper_datasets.yaml` says where each comes from and what it holds.
+For a dataset without a metric-learning split of its own, the first half (rounded up) of its sorted
+classes is train.  `paper_datasets.yaml` lists the source and the sizes of each.
 """
 
 import functools
@@ -21,12 +21,12 @@ import yaml
 from .. import paths
 from .table import COLUMNS, Benchmark, Reader, check_known
 
-# Where `python -m pumalib data` puts datasets, below the project.
+# The folder of the datasets for `python -m pumalib data`, relative to the project.
 DEFAULT_ROOT = "data/raw"
 
 
 class Archive(NamedTuple):
-    """A file that may be fetched freely."""
+    """An archive that can be downloaded freely."""
 
     url: str
     md5: str
@@ -38,16 +38,14 @@ class Dataset:
     """One dataset, as `paper_datasets.yaml` describes it."""
 
     name: str
-    format: str  # of its annotations, a key of `_FORMATS`
-    folder: str  # as the folder that holds it is usually called
-    files: tuple[str, ...]  # annotation files, by any of which it is known
+    format: str  # the format of its annotations, a key of `_FORMATS`
+    folder: str  # the usual name of its folder
+    files: tuple[str, ...]  # annotation files; any of them identifies the dataset
     images: str  # the folder of its images
     counts: dict[str, tuple[int, int]]  # images and classes of each split (Table 1)
     archives: tuple[Archive, ...] = ()  # empty where it has to be fetched by hand
-    by_hand: str = ""  # what to do where there are no archives
-    uuid_keys: bool = (
-        False  # tells NABirds, whose images have UUIDs, from CUB: their files are alike
-    )
+    by_hand: str = ""  # instructions where there are no archives
+    uuid_keys: bool = False  # True for NABirds, whose image keys are UUIDs; CUB has the same files
 
 
 @functools.cache
@@ -69,7 +67,7 @@ def _package_file(name: str) -> str:
 
 
 def expected() -> pd.DataFrame:
-    """What Table 1 says: a row per dataset and split, with its numbers of images and classes."""
+    """Table 1: a row per dataset and split, with its numbers of images and classes."""
     rows = []
     for dataset in all_datasets().values():
         for split, (images, classes) in dataset.counts.items():
@@ -78,10 +76,11 @@ def expected() -> pd.DataFrame:
 
 
 def load(root: str | Path, datasets: Sequence[str] | None = None, strict: bool = True) -> Benchmark:
-    """Read the paper's datasets under `root`, all eight or those named.
+    """Read the named datasets of the paper (None: all eight) under `root`.
 
-    Raises ValueError where one is not there or is damaged and, if `strict`, also for missing
-    images or other counts than in Table 1; else these are warned of and missing images left out.
+    Raises ValueError where one is missing or damaged.  Missing images, or counts that differ from
+    Table 1, raise ValueError if `strict`; otherwise they are warnings, and missing images are left
+    out.
     """
     root = Path(root).expanduser()
     known = all_datasets()
@@ -96,9 +95,9 @@ def load(root: str | Path, datasets: Sequence[str] | None = None, strict: bool =
 
 
 def state(root: Path, datasets: Sequence[str] | None, split: Path | None) -> str:
-    """Sizes and times of change of the annotation files.
+    """Sizes and modification times of the annotation files.
 
-    Its 289,000 images are not asked for: that would take minutes where they lie on a network.
+    Not of the 289,000 images: on a network disk that would take minutes.
     """
     root = Path(root).expanduser()
     seen = []
@@ -120,9 +119,9 @@ READER = Reader(load, needs_root=True, options=("strict",), state=state, expecte
 
 
 def find(root: Path, name: str) -> Path | None:
-    """The folder of dataset `name`: `root` itself or one at most two levels below.
+    """The folder of dataset `name`: `root` itself or a folder at most two levels below it.
 
-    None where there is none.
+    None where it is not found.
     """
     dataset = all_datasets()[name]
     below = [*sorted(root.glob("[!.]*/")), *sorted(root.glob("[!.]*/[!.]*/"))]
@@ -142,12 +141,12 @@ def _is_folder_of(dataset: Dataset, folder: Path) -> bool:
 
 
 def _has_uuids(file: Path) -> bool:
-    """Whether the keys in the first column are UUIDs, whose first part has eight letters."""
+    """Whether the keys in the first column are UUIDs: a dash follows their first eight letters."""
     return "-" in file.read_text("utf-8", "replace")[:9]
 
 
 def _folders(root: Path, names: list[str]) -> dict[str, Path]:
-    """The folder of each named dataset; ValueError where one is not there."""
+    """The folder of each named dataset; ValueError if one is not found."""
     folders = {}
     lost = []
     for name in names:
@@ -199,7 +198,7 @@ def annotations(name: str, folder: Path) -> pd.DataFrame:
 
 
 def _read_dataset(root: Path, folder: Path, dataset: Dataset, strict: bool) -> pd.DataFrame:
-    """A dataset's rows; ValueError or, if not `strict`, warnings of what is missing."""
+    """Read a dataset's rows; missing images are a ValueError or, if not `strict`, warnings."""
     table = annotations(dataset.name, folder)
     problems = []
     there = _are_there(folder, table["path"])
@@ -219,9 +218,9 @@ def _read_dataset(root: Path, folder: Path, dataset: Dataset, strict: bool) -> p
 
 
 def _are_there(folder: Path, files: pd.Series) -> np.ndarray:
-    """Whether each file is there.
+    """Whether each file exists.
 
-    A folder is listed once: 289,000 questions would take minutes.
+    Each folder is listed once: 289,000 single checks would take minutes.
     """
     places = files.str.rpartition("/")
     listed: dict[str, set[str]] = {}
@@ -234,7 +233,7 @@ def _are_there(folder: Path, files: pd.Series) -> np.ndarray:
 
 
 def _wrong_counts(folder: Path, table: pd.DataFrame, dataset: Dataset) -> list[str]:
-    """What differs from Table 1, a sentence per split."""
+    """A sentence for each split whose counts differ from Table 1."""
     problems = []
     for split, printed in dataset.counts.items():
         rows = table[table["split"] == split]
@@ -251,10 +250,10 @@ def _wrong_counts(folder: Path, table: pd.DataFrame, dataset: Dataset) -> list[s
 
 
 class _Row(NamedTuple):
-    """What the annotations say of an image."""
+    """The annotation of an image."""
 
     path: str
-    id: int | str  # of its class; classes are sorted by it
+    id: int | str  # the id of its class; classes are sorted by it
     class_name: str
     split: str | None = None  # where the dataset has its own
 
@@ -296,7 +295,7 @@ def _cars_of_devkit(folder: Path) -> Iterator[_Row]:
     devkit = folder / "devkit"
     names = _matlab(devkit / "cars_meta.mat", "class_names")
     yield from _cars_of(devkit / "cars_train_annos.mat", "fname", "cars_train/", names)
-    # The labels of the test images are offered as a file of its own.
+    # The labels of the test images are distributed as a separate file.
     test = folder / "cars_test_annos_withlabels.mat"
     if not test.is_file():
         test = devkit / test.name
@@ -304,7 +303,7 @@ def _cars_of_devkit(folder: Path) -> Iterator[_Row]:
 
 
 def _cars_of(file: Path, key: str, prefix: str, names: np.ndarray) -> Iterator[_Row]:
-    """Yield the images of one annotation file, whose paths are under `key`."""
+    """Yield the images of one annotation file, which has their paths in the field `key`."""
     annotations = _matlab(file, "annotations")
     if not {"class", key} <= set(annotations.dtype.names or ()):
         what = f"{file}: annotations have no 'class' and {key!r}"
@@ -314,7 +313,7 @@ def _cars_of(file: Path, key: str, prefix: str, names: np.ndarray) -> Iterator[_
 
 
 def _sop(folder: Path) -> Iterator[_Row]:
-    """Read Stanford Online Products: a class is one product, called by its kind and number."""
+    """Read Stanford Online Products: a class is one product, named by its kind and number."""
     header = "image_id class_id super_class_id path"
     for split in ("train", "test"):
         for _, label, _, path in _records(folder / f"Ebay_{split}.txt", 4, header):
@@ -342,8 +341,8 @@ def _dogs(folder: Path) -> Iterator[_Row]:
 def _flowers(folder: Path) -> Iterator[_Row]:
     """Read Flowers-102: imagelabels.mat, setid.mat and jpg/.
 
-    Images are in the order of the three sets, as the authors' code has it.  It comes without the
-    names of its classes; flowers_classes.txt has them from its web page.
+    Images are in the order of the three sets, as in the authors' code.  The archive has no class
+    names; flowers_classes.txt has them from the dataset's web page.
     """
     names = _package_file("flowers_classes.txt").splitlines()
     file = folder / "imagelabels.mat"
@@ -400,9 +399,9 @@ def _matlab(file: Path, name: str) -> np.ndarray:
 
 
 def _numbered(label: Any, names: Sequence[str] | np.ndarray, file: Path) -> tuple[int, str]:
-    """A class number from 1 on as an int, and its name.
+    """The class number, from 1 on, as an int, and the class's name.
 
-    Matlab stores numbers in many types; ValueError where there is no such class.
+    Matlab stores numbers in many types.  ValueError if there is no such class.
     """
     if str(label).removesuffix(".0").isdecimal() and 1 <= label <= len(names):
         return int(label), str(names[int(label) - 1])

@@ -1,6 +1,6 @@
 """Smaller copies of image files, which decode several times as fast.
 
-They are JPEGs in `paths.CACHE`, each as old as its image.
+They are JPEGs in `paths.CACHE`; each has the modification time of its image.
 """
 
 import os
@@ -16,14 +16,14 @@ from .table import Benchmark, cache_name, check, in_threads
 
 SIDE = 384  # the shorter side in pixels, at most
 QUALITY = 92  # of the JPEGs
-# Some file systems keep times to so many seconds, which are then even.
+# Some file systems store times in steps of this many seconds.
 SAME_TIME = 2
 
 
 def prepare(benchmark: Benchmark) -> Path:
     """Make the copies that are missing or outdated, and return their folder.
 
-    Raises ValueError in the end, if images cannot be read.
+    Raises ValueError, once all others are made, if some images cannot be read.
     """
     folder = _copies_folder(benchmark)
     root = benchmark.folder
@@ -40,9 +40,9 @@ def prepare(benchmark: Benchmark) -> Path:
 
 
 def use_prepared(benchmark: Benchmark) -> Benchmark:
-    """`benchmark` with the copies of `prepare` in place of its images.
+    """The benchmark with the copies made by `prepare` in place of its images.
 
-    Raises ValueError where one is missing or outdated.
+    Raises ValueError where a copy is missing or outdated.
     """
     left = unprepared(benchmark)
     if left:
@@ -57,7 +57,7 @@ def use_prepared(benchmark: Benchmark) -> Benchmark:
 
 
 def unprepared(benchmark: Benchmark) -> list[str]:
-    """Paths of the images whose copy is missing or has another time."""
+    """Paths of the images whose copy is missing or outdated."""
     folder = _copies_folder(benchmark)
     root = benchmark.folder
     return [
@@ -68,22 +68,22 @@ def unprepared(benchmark: Benchmark) -> list[str]:
 
 
 def _is_as_old(copy: Path, image: Path) -> bool:
-    """Whether a copy is there, and is that of its image as it is now."""
+    """Whether a copy exists and was made from the image's present state."""
     try:
         copied = copy.stat()
     except OSError:
         return False
-    # A power loss can leave an empty one.
+    # A power loss can leave an empty file.
     if copied.st_size == 0:
         return False
     of_image = image.stat()
-    # It was changed after its copy was made, whatever time it was given.
+    # The image was changed after its copy was made, even if its modification time says otherwise.
     if of_image.st_ctime_ns > copied.st_ctime_ns:
         return False
     apart = abs(copied.st_mtime - of_image.st_mtime)
     if copied.st_mtime % SAME_TIME == 0:
         return apart <= SAME_TIME
-    # A copy's time is set to that of its image, here to some decimals fewer.
+    # The copy's time is set to the image's, rounded by some file systems.
     return apart < 1e-3
 
 

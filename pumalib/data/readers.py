@@ -1,4 +1,4 @@
-"""The benchmarks that there are: a new one is a file with a `Reader`, and an entry here."""
+"""The list of benchmarks: a new one is a file with a `Reader`, and an entry here."""
 
 from . import folders, mini, paper
 from .table import Reader, check_known
@@ -11,7 +11,7 @@ READERS: dict[str, Reader] = {
 
 
 def reader(benchmark: str) -> Reader:
-    """The reader of a benchmark; ValueError where there is none, which lists the known ones."""
+    """The reader of a benchmark; an unknown name is a ValueError that lists the known ones."""
     check_known("benchmark", [benchmark], READERS)
     return READERS[benchmark]
 

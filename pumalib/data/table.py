@@ -1,4 +1,4 @@
-"""The one table: a `Benchmark` has a row per image, and everything else is said by filtering it."""
+"""The one table: a `Benchmark` has a row per image; datasets and splits are filters of it."""
 
 import hashlib
 import json
@@ -20,9 +20,9 @@ from ..progress import bar
 
 COLUMNS = ["path", "label", "class_name", "dataset", "split"]
 SPLITS = ("train", "val", "test", "query", "gallery")
-# Digests are written after so many files: a process that is killed loses only the last ones.
+# Files after which digests are written: a killed process loses only the last ones.
 WRITTEN_TOGETHER = 20_000
-# Nanoseconds by which file systems tell times apart, or better.
+# The coarsest resolution of file times, in nanoseconds.
 SAME_TIME = 2 * 10**9
 
 Item = TypeVar("Item")
@@ -34,8 +34,8 @@ class Benchmark:
     """A set of retrieval datasets, as files under `root` or embedded as `pixels`.
 
     The columns of `images`: `path` (str, relative to `root`, or the row of `pixels`), `label` (int,
-    unique over all datasets), `class_name`, `dataset` and `split`, which is "train", "val", "test",
-    "query" or "gallery"; "test" is both of the last, and "val" is for `holdout` and `held_out`.
+    unique over all datasets), `class_name`, `dataset` and `split`: "train", "val", "query",
+    "gallery" or "test", which is both query and gallery; "val" is for `holdout` and `held_out`.
     """
 
     name: str  # a key of `data.READERS`, such as "mini"
@@ -60,7 +60,7 @@ class Benchmark:
 
     @property
     def folder(self) -> Path:
-        """The folder that `path` is relative to; ValueError where the images are no files."""
+        """The folder that `path` is relative to; ValueError if the images are not files."""
         if self.root is None:
             raise ValueError(f"benchmark {self.name!r} is embedded: its images are no files")
         return self.root
@@ -82,9 +82,10 @@ class Benchmark:
         return replace(self, images=pd.concat(parts, ignore_index=True))
 
     def holdout(self) -> "Benchmark":
-        """Return training images alone, to choose settings without a look at the test classes.
+        """Return a benchmark of training images only, to choose settings without the test classes.
 
-        Where there are classes of "val" these are tested, else each dataset's classes are halved.
+        Its test classes are those of "val" or, if there are none, the second half of each
+        dataset's training classes.
         """
         is_val = self.images["split"] == "val"
         if is_val.any():
@@ -106,9 +107,9 @@ class Benchmark:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the table and of the contents of every image, wherever they lie.
+        """SHA-256 of the table and of the contents of every image; `root` does not change it.
 
-        Cached, as every run of a notebook asks for it: its name depends on it.
+        Cached: every run of a notebook needs it for its name.
         """
         table = self.images[COLUMNS].assign(contents=self.contents)
         return _sha256(table.to_csv(index=False, lineterminator="\n").encode())
@@ -116,25 +117,25 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Reader:
-    """How a benchmark is read, and what is special about it: an entry of `data.READERS`.
+    """How to read a benchmark: an entry of `data.READERS`.
 
     `load(root, datasets)` returns the `Benchmark` of the named datasets (None: all); it raises
-    ValueError where something is missing or damaged.  Everything else has a default that fits a
-    benchmark without particulars.
+    ValueError where something is missing or damaged.  The other fields have defaults that suit most
+    benchmarks.
     """
 
     load: Callable[..., Benchmark]
     # Whether `load` needs the folder of the datasets.
     needs_root: bool = False
-    # Whether photographs are turned as their EXIF data says, unless a run's settings decide.
+    # Whether to apply the EXIF rotation where a run's settings do not decide.
     upright: bool = False
     # Which of `split=` and `strict=` of `data.read` are passed to `load`.
     options: tuple[str, ...] = ()
-    # `state(root, datasets, split)` tells cheaply whether what `load` reads has changed.  Without
-    # it a benchmark is read once in a process.
+    # `state(root, datasets, split)` is a text that changes with the files that `load` reads, found
+    # without reading them.  Without it a process reads a benchmark only once.
     state: Callable[[Path, Sequence[str] | None, Path | None], str] | None = None
-    # `expected()` is what the benchmark is known to hold before its files are there: a row per
-    # dataset and split, with the columns dataset, split, images and classes.
+    # `expected()` gives the known sizes, available before the files are: a row per dataset and
+    # split, with the columns dataset, split, images and classes.
     expected: Callable[[], pd.DataFrame] | None = None
 
 
@@ -147,20 +148,20 @@ def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None
 
 
 def check_asked(datasets: Sequence[str] | None) -> None:
-    """Raise ValueError where datasets are asked for and none is named."""
+    """Raise ValueError if `datasets` is empty; None, for all, is fine."""
     if datasets is not None and len(datasets) == 0:
         raise ValueError(
             f"datasets = {datasets!r} names none; name one or more, or give None for all"
         )
 
 
-# ---- what no benchmark may be
+# ---- checks of a benchmark
 
 
 def check(benchmark: Benchmark) -> Benchmark:
     """Return `benchmark` if it can be trained and tested on.
 
-    Raises ValueError, which names the dataset and what to do.
+    Otherwise raises ValueError, which names the dataset and the remedy.
     """
     images = benchmark.images
     twice = images[images.duplicated(["dataset", "path"])]
@@ -187,7 +188,7 @@ def _problem(name: str, rows: pd.DataFrame) -> str | None:
 
 
 def _classes_of_sides(rows: pd.DataFrame) -> tuple[set[str], set[str]]:
-    """The names of the classes in train, and of those in test."""
+    """The class names in train, and the class names in test."""
     in_train = rows["split"] == "train"
     return set(rows["class_name"][in_train]), set(rows["class_name"][~in_train])
 
@@ -229,20 +230,20 @@ def _nothing_to_find(rows: pd.DataFrame) -> str | None:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """How many images stand twice where they must not, each kind with a pair of paths."""
+    """The numbers of two kinds of duplicate images, each with a pair of paths as an example."""
 
-    # Test images whose file is a training image too, of whatever dataset.
+    # Test images whose file is also a training image, of any dataset.
     tested: int
     tested_example: tuple[str, str] | None
-    # Images whose file stands in another class of the same side too.
+    # Images whose file is also in another class of the same side (train or test).
     ambiguous: int
     ambiguous_example: tuple[str, str] | None
 
 
 def duplicates(benchmark: Benchmark) -> Duplicates:
-    """Count equal files across train and test, and across the classes of either, by their digests.
+    """Count equal files between train and test, and between classes of either, by their digests.
 
-    Costs nothing beyond `Benchmark.digest`, which reads the same contents.
+    Costs nothing once `Benchmark.digest` has read the same contents.
     """
     rows = benchmark.images.assign(contents=benchmark.contents)
     in_train = rows["split"] == "train"
@@ -267,7 +268,7 @@ def duplicates(benchmark: Benchmark) -> Duplicates:
 
 
 def warn_of_duplicates(benchmark: Benchmark) -> None:
-    """Warn of copies of training images in test, and of equal files in two classes."""
+    """Warn if test images are copies of training images, or equal files are in two classes."""
     found = duplicates(benchmark)
     if found.tested_example:
         original, copy = found.tested_example
@@ -283,10 +284,10 @@ def warn_of_duplicates(benchmark: Benchmark) -> None:
 
 
 def _contents(root: Path, dataset: str, files: pd.Series) -> pd.Series:
-    """SHA-256 of each of a dataset's files; only those that are new or changed are read.
+    """SHA-256 of each of a dataset's files; only new and changed files are read.
 
-    Digests are kept in `paths.CACHE` by path and `paths.state`; but not of a file that was changed
-    just now, as the next change may have the same time.
+    Digests are cached in `paths.CACHE` by path and `paths.state`.  A file that was changed just now
+    is not cached: its next change may have the same time.
     """
     cache = paths.CACHE / "contents" / cache_name(root) / f"{dataset}.json"
     known = _kept_digests(cache)
@@ -294,7 +295,7 @@ def _contents(root: Path, dataset: str, files: pd.Series) -> pd.Series:
     fresh: set[str] = set()
     folder = str(root)
     for path in files:
-        # A `Path` would take longer than the file system's answer.
+        # Making a `Path` would take longer than the file system's answer.
         state = paths.state(os.stat(f"{folder}/{path}"))  # noqa: PTH116
         keys[path] = f"{' '.join(map(str, state))} {path}"
         if time.time_ns() - state[1] < SAME_TIME:
@@ -316,7 +317,7 @@ def _contents(root: Path, dataset: str, files: pd.Series) -> pd.Series:
 
 
 def _kept_digests(cache: Path) -> dict[str, str]:
-    """What a file of the cache holds; a damaged one is made again."""
+    """The digests in a file of the cache; {} if it is missing or damaged."""
     try:
         return dict(json.loads(cache.read_text("utf-8")))
     except (FileNotFoundError, ValueError, TypeError):
@@ -330,9 +331,9 @@ def _sha256(content: bytes) -> str:
 def in_threads(
     function: Callable[[Item], Result], items: Sequence[Item], what: str
 ) -> list[Result]:
-    """Call `function` on every item, by threads, with a bar named `what`; results in their order.
+    """Call `function` on every item in threads, with a bar named `what`; return results in order.
 
-    Threads help: reading, hashing and decoding let others run.
+    Threads help because reading, hashing and decoding release the GIL.
     """
     if not items:
         return []
@@ -342,5 +343,5 @@ def in_threads(
 
 
 def cache_name(root: Path) -> str:
-    """A folder's name in the cache, different for roots of the same name."""
+    """A folder's name in the cache, different for two folders of the same name."""
     return f"{root.name}-{_sha256(os.fsencode(root.resolve()))[:8]}"
