@@ -1,6 +1,6 @@
 """The study's command line: `python -m puma_study run|runs`, from the checkout.
 
-What a command needs is imported when it runs: torch alone takes seconds, and `--help` needs none.
+A command imports its modules when it runs: torch alone takes seconds, and `--help` needs none.
 """
 
 import os
@@ -88,7 +88,7 @@ def run(
         click.echo(text)
         return int(not complete)
     if not sys.stderr.isatty():
-        # The bars of the kernels are written here too, and this is all that they are told.
+        # Kernels write their progress bars here too, and inherit this interval.
         os.environ.setdefault("TQDM_MININTERVAL", "30")
     return notebooks.run(wanted, config.profile(profile).name)
 
@@ -111,7 +111,7 @@ def runs() -> None:
     help="of pandas, over all settings: \"method == 'puma' and `training.lr` < 1e-3\"",
 )
 def list_runs(profile: str | None, query: str | None) -> None:
-    """A line per run, those of --query; below them those that failed, which have no numbers."""
+    """List runs, or those that match --query; below them failed runs, which have no numbers."""
     from . import runs as kept_runs
 
     finished = _those_of(kept_runs.list_runs(profile), query)
@@ -128,13 +128,13 @@ def list_runs(profile: str | None, query: str | None) -> None:
 
 
 def _listed(table: "pd.DataFrame") -> str:
-    """Runs as text: what was measured with one digit, settings as they are."""
+    """A table of runs as text: measured numbers with one digit, settings in full."""
     rounded = dict.fromkeys(("unified", "harmonic", "seconds"), "{:.1f}".format)
     return table.to_string(formatters=rounded, na_rep="-", float_format="{:g}".format)
 
 
 def _those_of(table: "pd.DataFrame", query: str | None) -> "pd.DataFrame":
-    """The rows of a table that a query asks for."""
+    """The rows of a table that match a query, or all; UsageError: the query is wrong."""
     from . import runs as kept_runs
 
     if not query:
@@ -149,7 +149,10 @@ def _those_of(table: "pd.DataFrame", query: str | None) -> "pd.DataFrame":
 @click.argument("first", metavar="RUN")
 @click.argument("second", metavar="RUN")
 def compare(first: str, second: str) -> None:
-    """Settings that differ, and R@1 in percent, of the second minus the first query by query."""
+    """Compare two runs: settings that differ, R@1 in percent, and its paired difference.
+
+    The difference is the second minus the first, query by query.
+    """
     from . import runs as kept_runs
 
     settings, numbers = kept_runs.compare(first, second)
@@ -164,7 +167,7 @@ def compare(first: str, second: str) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="RUN...")
 @click.option("--yes", is_flag=True, help="do it; without, only say what would go")
 def remove(names: tuple[str, ...], yes: bool) -> None:
-    """Remove runs, their lines and folders; what a running process holds stays."""
+    """Remove runs, their lines and folders; a run that a running process holds stays."""
     from filelock import Timeout
 
     from . import runs as kept_runs
@@ -215,9 +218,9 @@ def train(
 ) -> int:
     """Train one run and keep its numbers, or a kept run again; print its folder and R@1.
 
-    METHOD may be the name of a kept run, to train its model again: it says whether the numbers
-    agree (1 if the hit of a query does not), and keeps others beside.  Under torchrun each process
-    has a GPU, and takes an equal part of every batch.
+    METHOD may be the name of a kept run, to train its model again.  The command says whether the
+    numbers agree (status 1 if one query differs), and keeps other numbers in addition.  Under
+    torchrun each process has a GPU, and takes an equal part of every batch.
     """
     from pumalib import config
 
@@ -234,13 +237,13 @@ def train(
         one_run.require_kept_nowhere_else(method, known_as)
         new, _ = options.asked_run(method, profile, values, loss, seed, settings)
         report = one_run.train_new(new, known_as)
-    if report is None:  # of another process
+    if report is None:  # another process of torchrun reports
         return 0
     click.echo(report.text)
     return int(not report.agrees)
 
 
-# What an interrupted command leaves.
+# What to do after an interrupt, by command.
 GOES_ON = {
     "run": "finished runs and checkpoints are kept: the same command goes on",
     "runs": "each line of a kept run is whole: the same command goes on",

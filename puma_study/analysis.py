@@ -1,6 +1,6 @@
-"""What trained models see (Figs. 9, 10), as tables that are kept.
+"""Nearest images and t-SNE maps of trained models (Figs. 9, 10), as cached tables.
 
-A fresh clone has no models to make them.
+The tables are in git, because a fresh clone has no models to compute them with.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from .store import NotKept
 
 
 class Searcher(NamedTuple):
-    """A run by which a model searches: all of the union, or its `own` dataset alone."""
+    """A run whose model searches the union of all datasets, or its `own` dataset alone."""
 
     title: str
     own: str | None
@@ -37,11 +37,11 @@ def nearest(
     k: int = 7,
     train: bool = False,
 ) -> dict[str, np.ndarray]:
-    """For each model the k nearest test images of each query (Fig. 9).
+    """The k nearest test images of each query, by title of a model (Fig. 9).
 
-    Returns (queries, k) positions in the test table of `union`, as `queries` are.  `models_of` has
-    per title a run, which searches the union; or a run per dataset, of which a query's own
-    searches its own dataset, as dataset-specific models do.
+    Returns arrays (queries, k) of positions in the test table of `union`; `queries` are positions
+    there too.  `models_of` has, by title, the name of a run, which searches the union; or names by
+    dataset, for dataset-specific models: the run of a query's dataset searches that dataset alone.
     """
     searchers = _searchers(models_of)
 
@@ -84,12 +84,12 @@ def _found_by(
     queries: Sequence[int],
     **options: Any,
 ) -> list[tuple]:
-    """Title, query and what is nearest to it, of each query that the searcher answers."""
+    """Rows (title, query, positions of its nearest images) of the queries that are its own."""
     mine = list(queries)
     if searcher.own is not None:
         mine = [query for query in queries if images["dataset"].iloc[query] == searcher.own]
     within = searcher.own is not None
-    # Of a dataset without queries there are none, which are positions all the same.
+    # A dataset may have no queries: an empty list alone would give an array of floats.
     positions = np.array(mine, dtype=int)
     found = evaluation.neighbours(vectors, images, positions, within_dataset=within, **options)
     return [(searcher.title, query, *row) for query, row in zip(mine, found, strict=True)]
@@ -98,7 +98,7 @@ def _found_by(
 def tsne(
     name: str, profile: str, split: str = "test", most: int = 2000, train: bool = False
 ) -> pd.DataFrame:
-    """A t-SNE of `most` images of a split ("train" or "test"), drawn evenly (Fig. 10).
+    """A t-SNE of at most `most` images of a split ("train" or "test"), drawn at random (Fig. 10).
 
     Columns: x, y, dataset, label.
     """
@@ -125,11 +125,11 @@ def derived(
     may_compute: bool = True,
     **settings: Any,
 ) -> pd.DataFrame:
-    """What `compute` makes, or once made, as `results/<profile>/derived/<title>-<hash>.csv`.
+    """The cached table `results/<profile>/derived/<title>-<hash>.csv`, computed if it is missing.
 
-    The hash is of the runs `names` and of `settings`, which must have all that can change the
-    outcome, as a digest of data that is not that of the runs.  NotKept where it was not made yet
-    and may not be now, as what trains by itself where nothing is to be trained.
+    The hash is of the runs `names` and of `settings`, which together must determine the table: with
+    data other than the runs' own, `settings` need its digest.  Raises NotKept if the table is
+    missing and not `may_compute`, as where computing would train and nothing may be trained.
     """
     for name in names:
         kept_line.checked_name(name)

@@ -1,7 +1,7 @@
-"""What was found, told at the top of a notebook: docs/findings/<profile>.md.
+"""The findings that a notebook shows at its top, from docs/findings/<profile>.md.
 
 Each of these pages has a heading `## <notebook>` and a few sentences for every notebook that is
-kept executed.  They are written by hand; `pages` writes their numbers and checks what they say.
+kept executed.  They are written by hand; `tools.pages` writes their numbers and checks them.
 """
 
 import re
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 FOLDER = "docs/findings"
 TITLE = "### What we found"
 
-# A heading as "## 03_components", and what stands below it.
+# A heading such as "## 03_components", and the text below it.
 SECTION = re.compile(
     r"^## \d+_(?P<notebook>\S+)\n(?P<text>.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE
 )
 
 
 def found(notebook: str, profile: str) -> "Markdown | None":
-    """What the kept runs of a profile say, to be shown; None where nothing is kept of a notebook.
+    """The findings of a notebook on a profile, to be displayed; None if there are none.
 
     `notebook` is its name without its number, `profile` as `config.profile` reads it.  A copy of a
-    notebook has a name of its own, and `smoke` nothing to tell.
+    notebook, which has a name of its own, has none, nor has the profile `smoke`.
     """
     name = config.profile(profile).name
     text = read(name).get(notebook)
@@ -38,7 +38,7 @@ def found(notebook: str, profile: str) -> "Markdown | None":
 
 
 def read(profile: str) -> dict[str, str]:
-    """The findings of a profile, without markers, by notebooks' names without their numbers."""
+    """The findings of a profile, without markers, by notebook name without its number."""
     page = paths.ROOT / FOLDER / f"{profile}.md"
     if not page.is_file():
         return {}
@@ -50,5 +50,5 @@ def read(profile: str) -> dict[str, str]:
 
 
 def without_markers(text: str) -> str:
-    """A page without its comments, which other readers than GitHub may stumble over."""
+    """A page without its comments, which not every reader of Markdown hides."""
     return re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)

@@ -1,7 +1,7 @@
-"""Groups of classes: the makes of cars, the alphabets of characters, the kinds of birds.
+"""Groups of similar classes: the makes of cars, the alphabets of characters, the kinds of birds.
 
-Classes of one group are alike, so that a bootstrap over classes may call too much certain; one that
-draws groups, each with all its classes, is shown beside it.
+Because classes of one group are similar, intervals from a bootstrap over classes may be too narrow.
+They are shown with those of a bootstrap over groups, each drawn with all its classes.
 """
 
 import re
@@ -21,7 +21,7 @@ from . import store
 
 
 def _read_patterns() -> dict[str, str]:
-    """By dataset what of a class's name is its group; nothing without the study's checkout."""
+    """By dataset, a pattern of class names whose first group is the group; {} out of a checkout."""
     if not paths.IN_CHECKOUT:
         return {}
     file = paths.ROOT / "data" / "photos" / "groups.yaml"
@@ -32,9 +32,9 @@ PATTERNS = _read_patterns()
 
 
 def group_of(dataset: str, class_name: str) -> str:
-    """The group of a class; of a dataset that has none the class itself.
+    """The group of a class; in a dataset without groups, the class itself.
 
-    Raises ValueError where the name of a class is not as data/photos/groups.yaml says.
+    Raises ValueError if the class name does not match its pattern in data/photos/groups.yaml.
     """
     if dataset not in PATTERNS:
         return class_name
@@ -48,10 +48,10 @@ def group_of(dataset: str, class_name: str) -> str:
 
 
 def numbers(name: str, profile: str | Path) -> dict[str, np.ndarray]:
-    """As `store.classes`, a number for the group of every query of a kept run.
+    """Group numbers of the queries of a kept run, by dataset, aligned with `store.classes`.
 
-    The names of classes are those of the run's benchmark, which must be on this machine.  Raises
-    ValueError where it has other queries than were kept, and what `data.load` raises.
+    Class names come from the run's benchmark, which must be on this machine.  Raises ValueError if
+    its queries are not the kept ones, and the errors of `data.load`.
     """
     record = store.record(name, profile)
     queries = _queries(_settings(record, profile))
@@ -75,7 +75,7 @@ def numbers(name: str, profile: str | Path) -> dict[str, np.ndarray]:
 
 
 def _settings(record: dict[str, Any], profile: str | Path) -> Data:
-    """The data of a run, of an ensemble those of all its members."""
+    """The data settings of a run; for an ensemble, with the datasets of all its members."""
     if "members" not in record:
         return Run.from_dict(record["run"]).data
     members = [store.record(member, profile)["run"] for member in record["members"]]
@@ -85,7 +85,7 @@ def _settings(record: dict[str, Any], profile: str | Path) -> Data:
 
 
 def _queries(settings: Data) -> pd.DataFrame:
-    """`dataset`, `class` and `group` of each test query that counts, in the order of their hits."""
+    """`dataset`, `class` and `group` of each scored test query, in the order of the kept hits."""
     images = data.load(settings).test.reset_index(drop=True)
     classes = images.groupby(["dataset", "label"], sort=False).ngroup().to_numpy()
     split = images["split"].to_numpy()

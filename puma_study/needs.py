@@ -1,7 +1,7 @@
-"""What training a run needs of a GPU, by arithmetic from a few measured numbers: memory and time.
+"""GPU memory and time of training a run, estimated from a few measurements.
 
 A vision transformer's activations grow with images x tokens x width x layers, and its operations
-with tokens x width^2 x layers.  Of another network neither is known here.
+with tokens x width^2 x layers.  Other networks are not estimated.
 """
 
 from functools import lru_cache
@@ -13,13 +13,13 @@ from timm.models.vision_transformer import VisionTransformer
 from pumalib import models
 from pumalib.config import Method, Run
 
-# Images per second of a GPU of an A100's class that trains a ViT-S at 224 px: an assumption, which
-# stands where nothing was measured and nobody says otherwise.
+# Images per second of training a ViT-S at 224 px on a GPU of an A100's class.  An assumption, used
+# if no kept run was measured and the user gives no speed.
 STATED_SPEED = 1500.0
 
 
 class Shape(NamedTuple):
-    """What of a vision transformer its cost depends on."""
+    """The sizes of a vision transformer that determine its cost."""
 
     tokens: int  # patches and the class token
     width: int
@@ -27,24 +27,24 @@ class Shape(NamedTuple):
     parameters: int
 
 
-# The network, and the images of a step, that were measured.
+# The network and the batch that were measured.
 MEASURED_SHAPE = Shape(tokens=197, width=384, layers=12, parameters=21_600_000)
 MEASURED_IMAGES = 720
-# Bytes that the forward pass of such a step leaves for the backward pass, in bfloat16, counted by
-# hooks on the tensors that autograd saves: of full fine-tuning, PUMA, and PUMA with LoRA.
+# Bytes that autograd saves for the backward pass of that batch, in bfloat16, counted by hooks: of
+# full fine-tuning, PUMA, and PUMA with LoRA.
 FULL = 22.8e9
 PUMA = 20.4e9
 PUMA_LORA = 26.7e9
 # With `recompute`.
 RECOMPUTED = 2.8e9
-# Weight, gradient and AdamW's two moments, in float32.
+# Bytes of a trained parameter (weight, gradient, AdamW's two moments) and of a frozen one, float32.
 OF_TRAINED = 16
 OF_FROZEN = 4
 
 
 @lru_cache(maxsize=64)
 def shape(backbone: str, image_size: int) -> Shape | None:
-    """The shape of a backbone, made without memory for its weights; None: no vision transformer."""
+    """Sizes of a backbone, made without memory for its weights; None: no vision transformer."""
     with torch.device("meta"):
         network = models.backbones.create(backbone, "random", image_size)
     if not isinstance(network, VisionTransformer):
@@ -55,10 +55,10 @@ def shape(backbone: str, image_size: int) -> Shape | None:
 
 
 def memory(run: Run) -> float:
-    """Bytes of GPU memory that training a run needs: saved activations, and weights; NaN: unknown.
+    """Bytes of GPU memory for training a run: saved activations and weights; NaN if unknown.
 
-    A method that was not measured is taken for the measured one that is above it, so that this is
-    rather too much; proxies and what the loss keeps are not counted.
+    A method that was not measured counts as the next larger one that was, so the estimate errs on
+    the high side.  The loss's proxies and saved tensors are not counted.
     """
     own = shape(run.backbone, run.data.image_size)
     if own is None:
@@ -72,7 +72,7 @@ def memory(run: Run) -> float:
         tokens += run.method.prompt_length
     measured_tokens = MEASURED_SHAPE.tokens
     if _is_puma(run.method):
-        # What was measured has its prompts of eight tokens.
+        # PUMA was measured with its eight prompt tokens.
         measured_tokens += Method.prompt_length
     share = images / MEASURED_IMAGES
     share *= tokens / measured_tokens
@@ -90,16 +90,16 @@ def _is_puma(method: Method) -> bool:
 
 
 def _trains_inside(method: Method) -> bool:
-    """Whether gradients go through the layers of the backbone."""
+    """Whether gradients pass through the layers of the backbone."""
     inner = (method.tune_backbone, method.prompts, method.adapter_rank, method.lora_rank)
     return any(inner) or bool(method.part)
 
 
 def _saved(run: Run, layers: int) -> float:
-    """Bytes that a step of the measured size saves."""
+    """Bytes that autograd saves in a step of the measured network and batch."""
     method = run.method
     if not _trains_inside(method):
-        # Nothing is saved; what a layer computes is there while it computes.
+        # Autograd saves nothing: one layer's activations exist at a time.
         return FULL / layers
     if run.training.recompute:
         return RECOMPUTED
@@ -111,7 +111,7 @@ def _saved(run: Run, layers: int) -> float:
 
 
 def relative_cost(run: Run) -> float:
-    """Operations of an image, in those of a ViT-S at 224 px; 1 of what is no vision transformer."""
+    """Operations per image relative to a ViT-S at 224 px; 1 if not a vision transformer."""
     own = shape(run.backbone, run.data.image_size)
     if own is None:
         return 1.0
@@ -119,6 +119,6 @@ def relative_cost(run: Run) -> float:
 
 
 def _operations(own: Shape) -> float:
-    """Multiplications of an image: 12 width^2 weights a layer, and the attention's two products."""
+    """Multiplications per image: 12 width^2 weights a layer, and the attention's two products."""
     of_token = 12 * own.width**2 + 2 * own.tokens * own.width
     return own.layers * own.tokens * of_token

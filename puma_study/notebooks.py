@@ -1,6 +1,7 @@
-"""Notebooks executed: planned, with progress, cleaned of what differs between executions.
+"""Plan and execute notebooks, and clean them of all that differs between executions.
 
-One that succeeded appears in `results/<profile>/`, one that failed as `<name>.failed.ipynb`.
+A notebook that succeeds is written to `results/<profile>/`, one that fails to the same folder as
+`<name>.failed.ipynb`.
 """
 
 import base64
@@ -33,7 +34,7 @@ from . import needs, planning, store
 
 Parameters = dict[str, Any]
 
-# Asks, where a notebook's rows are known, what they would train (`plan`).
+# Executed after a notebook's rows are known: prints as JSON the runs that they would train.
 PLANNING = """
 import puma_study as _study
 if rows is None:
@@ -42,24 +43,24 @@ else:
     _plan = _study.plan(rows, p, side or (), {images_per_second})
     print(_plan.reset_index().to_json(orient="records"))
 """
-# What it answers of each run.
+# The columns of each run in that answer.
 _PLANNED = ["name", *planning.COLUMNS]
-# A kernel's own log goes to this screen.
+# Kernels log to this terminal: let them show critical messages alone.
 QUIET = ["--log-level=CRITICAL"]
 
-# What a cell says of itself: what it is for, and that JupyterLab folds its code.
+# Metadata of a cell that stay: its tags, and whether JupyterLab folds its code.
 KEPT_METADATA = ("tags", "jupyter")
 FOLDED = {"source_hidden": True}
 
-# The file that a warning is said to come from: "/tmp/ipykernel_123/45.py".
+# The file name in a warning from a cell: "/tmp/ipykernel_123/45.py".
 CELL = re.compile(r"\S*ipykernel_\d+\S*\.py")
 # A line of progress, drawn again and again: " 10%|#   |\r 20%|##  |\n".
 REDRAWN = re.compile(r"[^\n]*(\r|\x1b\[A)[^\n]*\n?")
-# Where and whether runs were trained: the `, "jobs": 2` of `overrides = {"seeds": [0], "jobs": 2}`.
+# Overrides that change no number: the `, "jobs": 2` of `overrides = {"seeds": [0], "jobs": 2}`.
 PLACE = re.compile(r'(, )?"(dask|jobs|train)": ("[^"]*"|\d+|False)(?(1)|(, )?)')
-# The id that pandas draws for a styled table: "T_1a2b3".
+# The random id that pandas gives a styled table: "T_1a2b3".
 STYLED = re.compile(r"T_[0-9a-f]{5}")
-# What stands before a notebook's name: the "03_" of "03_components".
+# The number of a notebook: the "03_" of "03_components".
 NUMBER = re.compile(r"^\d+_")
 
 
@@ -67,9 +68,10 @@ NUMBER = re.compile(r"^\d+_")
 
 
 def find(names: list[str]) -> list[Path]:
-    """Notebooks by stem, file name or beginning ("03"); without names all but the tools (9x).
+    """Files of notebooks given by stem, file name or beginning ("03"); without names, all but 9x.
 
-    Raises ValueError with the known ones, of which the index, which has no number, is none.
+    Raises ValueError, listing the known notebooks, for another name.  The index has no number, and
+    is not one of them.
     """
     known = {file.stem: file for file in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))}
     if not names:
@@ -87,16 +89,17 @@ def find(names: list[str]) -> list[Path]:
 
 
 def title(notebook: Path) -> str:
-    """A notebook's name without its number, after which it names what it writes."""
+    """A notebook's name without its number; the names of its results begin with it."""
     return NUMBER.sub("", notebook.stem)
 
 
 def parameters(
     notebooks: list[Path], profile: str, values: Mapping[str, Any]
 ) -> dict[Path, Parameters]:
-    """The parameters of each notebook: of `values` its own, others as `overrides` of the profile.
+    """The parameters to execute each notebook with, from `values` given by the user.
 
-    Raises ValueError for what is no parameter of a notebook and no field of a profile, or is bad.
+    Values that a notebook has no parameter for become `overrides` of the profile.  Raises
+    ValueError for a name that is neither a parameter nor a field of a profile, and for a bad value.
     """
     if "profile" in values or "overrides" in values:
         raise ValueError(
@@ -130,11 +133,11 @@ def parameters(
 def plan(
     wanted: Mapping[Path, Parameters], images_per_second: float = needs.STATED_SPEED
 ) -> tuple[str, bool]:
-    """What each notebook would train, what that needs and how long it takes.
+    """Estimate the runs that notebooks would train, their memory and hours.
 
-    Returns a text; and whether all could be planned, and all data and weights are there.  Trains
-    nothing: the cells of all notebooks up to their cells `rows` are executed as one notebook, in
-    one kernel.  `images_per_second` is that of `planning.plan`.
+    Returns a text, and whether all notebooks could be planned and no data or weights are missing.
+    Trains nothing: the cells of all notebooks up to their cells `rows` are executed as one
+    notebook, in one kernel.  For `images_per_second` see `planning.plan`.
     """
     _warn_of_another_python()
     parts = {
@@ -161,7 +164,7 @@ def plan(
 
 
 def _summary(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """A line for each notebook by itself, and what is new in it, which no line above it has."""
+    """A row per notebook, and one for all; `new` counts runs that no notebook above needs."""
     lines = {}
     seen: set[str] = set()
     all_new = []
@@ -180,7 +183,7 @@ def _summary(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def _costs(runs: pd.DataFrame) -> list[Any]:
-    """How many runs, their hours, and the memory of the one that needs most."""
+    """The number of runs, their hours, and the memory of the run that needs most."""
     memory = "-"
     if runs["images"].sum():
         most = runs["memory"].max(skipna=False)
@@ -189,14 +192,14 @@ def _costs(runs: pd.DataFrame) -> list[Any]:
 
 
 def _states(runs: pd.DataFrame) -> list[str]:
-    """Whether the data and the weights of a table's runs are there."""
+    """Whether the data and the weights of runs are "there" or "missing"; "-" without runs."""
     if runs.empty:
         return ["-", "-"]
     return ["missing" if (runs[kind] != "").any() else "there" for kind in ("data", "weights")]
 
 
 def _missing(runs: pd.DataFrame) -> list[str]:
-    """What is not on this machine, each thing once, with the command that gets it."""
+    """Lines that name missing data and weights once each, with the command that fetches them."""
     said = [line for text in [*runs["data"], *runs["weights"]] for line in text.splitlines()]
     if not said:
         return []
@@ -204,7 +207,7 @@ def _missing(runs: pd.DataFrame) -> list[str]:
 
 
 def _notes(runs: pd.DataFrame, images_per_second: float) -> list[str]:
-    """By what the numbers were reckoned."""
+    """Lines that explain how hours and memory were estimated."""
     left = runs[~runs["kept"].astype(bool)].drop_duplicates("name")
     trained = left[left["images"] > 0]
     measured = int(trained["measured"].sum())
@@ -230,7 +233,7 @@ def _notes(runs: pd.DataFrame, images_per_second: float) -> list[str]:
 def _planning_cells(
     notebook: Path, values: Parameters, images_per_second: float
 ) -> list[NotebookNode]:
-    """The cells that make a notebook's rows, and one that prints what they would train."""
+    """The cells that make a notebook's rows, and last one that prints the runs of these rows."""
     cells = nbformat.read(notebook, as_version=4).cells
     first, *others = [cell for cell in cells if cell.cell_type == "code"]
     needed = []
@@ -238,7 +241,7 @@ def _planning_cells(
     for cell in others:
         sources.append(cell.source)
         if "rows" in cell.metadata.get("tags", []):
-            # Without a cell `rows` a notebook has no runs, and nothing of it is needed.
+            # A notebook without a cell `rows` has no runs: none of its cells is executed.
             needed = list(sources)
             break
     given = [f"{name} = {value!r}" for name, value in values.items()]
@@ -258,7 +261,7 @@ def _execute_together(cells: list[NotebookNode]) -> None:
 
 
 def _error_of(cells: list[NotebookNode]) -> str:
-    """The first error of executed cells on one line, or nothing."""
+    """The first error of executed cells as one line; "" if there is none."""
     for cell in cells:
         for output in cell.outputs:
             if output.output_type == "error":
@@ -267,7 +270,7 @@ def _error_of(cells: list[NotebookNode]) -> str:
 
 
 def _planned(cell: NotebookNode) -> pd.DataFrame:
-    """What the cell of PLANNING printed."""
+    """The table of runs, with the columns `_PLANNED`, that a cell of `PLANNING` printed."""
     printed = [output.text for output in cell.outputs if output.get("name") == "stdout"]
     table = pd.DataFrame(json.loads("".join(printed)), columns=_PLANNED)
     return table.astype({"images": int, "hours": float, "memory": float})
@@ -278,18 +281,18 @@ def _planned(cell: NotebookNode) -> pd.DataFrame:
 
 @dataclass
 class Outcome:
-    """What became of a notebook."""
+    """How the execution of a notebook ended, and what it wrote."""
 
     notebook: str
     status: str  # done, left out (runs are not kept and may not be trained), or FAILED
-    kept: int  # runs that were not kept before it
+    kept: int  # runs that it added to the kept ones
     minutes: float
-    written: str = ""  # the tables that it wrote
-    why: str = ""  # it was left out, or failed
+    written: str = ""  # names of the tables that it wrote
+    why: str = ""  # the reason, if it was left out or failed
 
 
 def run(wanted: Mapping[Path, Parameters], profile: str) -> int:
-    """Execute notebooks into `results/<profile>/` and say what became of each; 1 if one failed."""
+    """Execute notebooks into `results/<profile>/` and print a summary; returns 1 if one failed."""
     _warn_of_another_python()
     folder = paths.RESULTS / profile
     run_folder.make(folder)
@@ -318,7 +321,7 @@ def _run_one(notebook: Path, folder: Path, values: Parameters) -> Outcome:
         # The next notebook can still succeed.
         status = "FAILED"
         why = f"{type(error).__name__}: {error}"
-    # By its own name, since another notebook may be executed at the same time.
+    # Only tables that carry its name: another notebook may be running at the same time.
     own = notebook.stem.split("_", 1)[-1]
     tables = [file.name for file in folder.glob(f"{own}*.csv") if file.stat().st_mtime >= start]
     return Outcome(
@@ -332,7 +335,7 @@ def _run_one(notebook: Path, folder: Path, values: Parameters) -> Outcome:
 
 
 def _print_outcomes(outcomes: list[Outcome], folder: Path) -> None:
-    """A table of what became of the notebooks; below it, unshortened, why some did not come out."""
+    """Print a table of outcomes, and below it the full reason of each that is not "done"."""
     lines = []
     for outcome in outcomes:
         minutes = f"{outcome.minutes:.1f}"
@@ -345,11 +348,14 @@ def _print_outcomes(outcomes: list[Outcome], folder: Path) -> None:
 
 
 def execute(notebook: Path, folder: Path, values: Parameters) -> None:
-    """Execute a notebook into `folder`, or as far as it goes as `<name>.failed.ipynb`."""
+    """Execute a notebook into `folder`; if it fails, keep it as `<name>.failed.ipynb`.
+
+    Raises the error that stopped it.  After `store.NotKept` nothing is written.
+    """
     failed = folder / f"{notebook.stem}.failed.ipynb"
     _lead_to_this_package()
     _silence_widgets()
-    # It warns of its own deprecations.
+    # papermill warns of its own deprecations.
     logging.getLogger("papermill").setLevel(logging.CRITICAL)
     with (
         paths.written_whole(folder / notebook.name) as temporary,
@@ -377,12 +383,12 @@ def execute(notebook: Path, folder: Path, values: Parameters) -> None:
 
 
 def _warn_of_another_python() -> None:
-    """Warn where kernels start with another Python, whose packages are others."""
+    """Warn if kernels start another Python, which has other packages."""
     python = Path(KernelSpecManager().get_kernel_spec("python3").argv[0])
-    # By its name alone it is this one.
+    # Jupyter starts a bare "python" as this Python.
     if not python.is_absolute():
         return
-    # Links of two environments may lead to one Python.
+    # Compare folders: the executables of two environments may be links to one file.
     if python.parent.resolve() != Path(sys.executable).parent.resolve():
         what = f"the kernel python3 is {python}, not this {sys.executable}"
         remedy = "set JUPYTER_PREFER_ENV_PATH=1, or remove it: jupyter kernelspec remove python3"
@@ -390,9 +396,9 @@ def _warn_of_another_python() -> None:
 
 
 def _lead_to_this_package() -> None:
-    """Let kernels that start from here import this pumalib, and not that of another checkout.
+    """Put this checkout first on PYTHONPATH, so that kernels import its packages.
 
-    Where two share an environment, the one installed there would train, and keep the runs.
+    Where two checkouts share an environment, the installed one would otherwise train and keep runs.
     """
     around = Path(paths.__file__).resolve().parent.parent
     if not (around / "pyproject.toml").is_file():
@@ -404,7 +410,7 @@ def _lead_to_this_package() -> None:
 
 
 def _silence_widgets() -> None:
-    """Let kernels that start from here not warn that tqdm has no widgets."""
+    """Silence tqdm's warning, in kernels that start from here, that it has no widgets."""
     os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")
 
 
@@ -412,7 +418,7 @@ def _silence_widgets() -> None:
 
 
 def clean(notebook: NotebookNode) -> NotebookNode:
-    """Take out, in place, what differs between executions: times, versions, ids, places, bars."""
+    """Remove, in place, all that differs between executions: times, versions, ids, paths, bars."""
     notebook.metadata.pop("papermill", None)
     notebook.metadata["language_info"] = {"name": "python"}
     for cell in notebook.cells:
@@ -426,7 +432,7 @@ def _clean_metadata(cell: NotebookNode) -> None:
     kept = {name: cell.metadata[name] for name in KEPT_METADATA if cell.metadata.get(name)}
     cell["metadata"] = NotebookNode(kept)
     if "injected-parameters" in kept.get("tags", []):
-        # papermill draws an id.
+        # papermill gives this cell a random id.
         cell["id"] = "injected-parameters"
         cell["source"] = PLACE.sub("", cell.source)
         cell["metadata"]["jupyter"] = dict(FOLDED)
@@ -449,7 +455,7 @@ def _clean_outputs(cell: NotebookNode) -> None:
 
 
 def _with_joined_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """Each stream as one output: how it falls into pieces is chance."""
+    """Outputs with each stream in one piece: where a kernel splits a stream is chance."""
     joined = []
     streams: dict[str, NotebookNode] = {}
     for output in outputs:
@@ -463,7 +469,7 @@ def _with_joined_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
 
 
 def _without_progress(text: str) -> str:
-    """A stream's text without lines of progress and places of this machine."""
+    """A stream's text without progress bars and without paths of this machine."""
     left = REDRAWN.sub("", text).replace(f"{paths.ROOT}{os.sep}", "")
     if not left.strip():
         return ""
@@ -471,14 +477,14 @@ def _without_progress(text: str) -> str:
 
 
 def _clean_styled_table(content: dict[str, Any], name: str) -> None:
-    """Give a styled table an id that does not change."""
+    """Give a styled table the same id in every execution."""
     html = "".join(content["text/html"])
     content["text/html"] = STYLED.sub(name, html)
     content["text/plain"] = content["text/plain"].split(" at 0x")[0]
 
 
 def _with_fewer_colours(figure: str) -> str:
-    """A PNG of 256 colours, as base64: a third of the bytes."""
+    """A PNG (base64) reduced to 256 colours, which takes a third of the bytes."""
     picture = Image.open(BytesIO(base64.b64decode(figure))).convert("RGB")
     file = BytesIO()
     picture.quantize(256).save(file, "PNG", optimize=True)

@@ -1,4 +1,4 @@
-"""What the rows of a table would train, what that needs, and how long it takes."""
+"""Which runs the rows of a table would train, with the data, memory and hours that they need."""
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -25,15 +25,19 @@ def plan(
     side: Collection[str] = (),
     images_per_second: float = needs.STATED_SPEED,
 ) -> pd.DataFrame:
-    """What `run_all` would train, what that needs and how long it would take; trains nothing.
+    """A row per run that `run_all` would use, with what its training needs; trains nothing.
 
-    By run: `method`, `images` (x epochs), `kept`, `hours`, `memory` (of a GPU, in GB, NaN where
-    unknown, see `needs`), and `data` and `weights`: what of them is missing on this machine, with
-    the remedy; an empty text where nothing is.  `measured` says whether the hours are those of kept
-    runs alike (their median speed); else they are by `images_per_second`, of a ViT-S at 224 px, and
-    another backbone or size takes longer as it has more operations.  A run that failed counts as
-    kept: it is not trained again.  Images of a benchmark whose counts are known, as "paper", need
-    not be there.
+    Indexed by the run's name, with the columns
+
+    - `method`; `images`, seen in training: those of the dataset times epochs;
+    - `kept`: it is not trained, because it is kept or has failed before;
+    - `hours`, from the median speed of similar kept runs if `measured` (same method, backbone,
+      image size and device), else from `images_per_second` of a ViT-S at 224 px, scaled by the
+      operations of the run's backbone and image size;
+    - `memory` of a GPU in GB, NaN where unknown (see `needs`);
+    - `data`, `weights`: what is missing on this machine, with the remedy, or "".
+
+    Images of a benchmark whose counts are known, such as "paper", need not be there.
     """
     done = store.read(profile.name).keys() | store.failures(profile.name).keys()
     speeds = _speeds(profile)
@@ -66,7 +70,7 @@ def plan(
 
 
 def _speeds(profile: Profile) -> pd.Series:
-    """Images per second of kept runs on such a device, by method, backbone and image size."""
+    """Median images per second of kept runs on this device, by method, backbone, image size."""
     known = list_runs()
     device = training.device_name(training.choose_device(profile.training.device))
     known = known[known["device"] == device]
@@ -75,18 +79,18 @@ def _speeds(profile: Profile) -> pd.Series:
 
 
 class _Found(NamedTuple):
-    """What is known of a run before it is trained."""
+    """A run's name, the size of its training, and what it lacks on this machine."""
 
     name: str
-    images: int  # that it would see in training
-    data: str  # what is missing of it on this machine, with the remedy; nothing: an empty text
+    images: int  # seen in training: those of the dataset times epochs
+    data: str  # missing data and the remedy, or ""; likewise weights
     weights: str
 
 
 def _found(run: Run) -> _Found:
-    """The name of a run, how many images it would see in training, and what is missing for it.
+    """Name, images and missing files of a run; its number of images need not come from files.
 
-    Raises ValueError or OSError where images are missing whose number is not known without them.
+    Raises ValueError or OSError if images are missing and their number is not known.
     """
     missing_data = ""
     try:
@@ -100,12 +104,12 @@ def _found(run: Run) -> _Found:
     missing_weights = models.backbones.missing_weights(run.backbone, run.pretrained)
 
     try:
-        # A notebook makes texts before it trains.
+        # Missing texts are no obstacle: a notebook makes them before it trains.
         if missing_data or losses.texts.is_missing(run.loss_settings.get("texts", "")):
             raise FileNotFoundError
         name = run_folder.run_name(run)
     except OSError:
-        # What is named by contents that are not there is not kept.
+        # A run's name depends on the contents of these files: without them it cannot be kept.
         name = run_folder.name_by_digests(run, "unknown", "unknown")
     if run.method.name in UNTRAINED:
         images = 0
@@ -113,7 +117,7 @@ def _found(run: Run) -> _Found:
 
 
 def _expected_images(settings: Data) -> int | None:
-    """Training images as they are known without files, as Table 1's are; else None."""
+    """The number of training images if it is known without files (Table 1), else None."""
     known = expected(settings)
     if known is None:
         return None

@@ -1,8 +1,8 @@
-"""What the paper prints: its tables, and its numbers of parameters counted again.
+"""The tables that the paper prints, and its parameter counts, counted again.
 
-`data/paper/table<n>.csv` transcribes Tables 1 to 12 as printed, "Ours" as "PUMA"; what is
-unreadable is empty, or restored: Table 1's counts from the datasets (`source`), the check marks of
-Table 3 (`marks`) from the parameters.  `names.yaml` says which of our names stands for a row.
+`data/paper/table<n>.csv` transcribes Tables 1 to 12 as printed, "Ours" as "PUMA".  Unreadable cells
+are empty, or restored: Table 1's counts from the datasets (`source`), the check marks of Table 3
+(`marks`) from the parameters.  `names.yaml` maps printed names to ours.
 """
 
 import functools
@@ -27,7 +27,7 @@ WITH_PARAMETERS = (2, 3, 4, 6, 7)
 
 
 def _read_names() -> dict[str, dict[Any, str]]:
-    """Which of our names stands for what is printed; nothing where there is no table to read."""
+    """Our names for printed losses, methods, backbones and more; empty outside a checkout."""
     if not paths.IN_CHECKOUT:
         return defaultdict(dict)
     return yaml.safe_load((paths.PAPER / "names.yaml").read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def table(number: int) -> pd.DataFrame:
 
 
 def all_tables() -> dict[int | str, pd.DataFrame]:
-    """The paper's tables with accuracies, and Tables 8 and 5 as one."""
+    """The paper's tables with accuracies by number, and Tables 8 and 5 joined."""
     tables: dict[int | str, pd.DataFrame] = {number: table(number) for number in WITH_ACCURACIES}
     without_repeated = tables[5].drop(index=tables[8].index, errors="ignore")
     tables["8 and 5"] = pd.concat([tables[8], without_repeated])
@@ -58,9 +58,9 @@ def all_tables() -> dict[int | str, pd.DataFrame]:
 
 
 def comparable(printed: pd.DataFrame, datasets: Iterable[str]) -> pd.DataFrame:
-    """`printed` without its single datasets, unless all `datasets` are the paper's.
+    """`printed` without columns of single datasets, unless all `datasets` are the paper's.
 
-    Names of datasets may coincide where images do not.
+    Another dataset may have the name of the paper's and other images.
     """
     if set(datasets) <= set(PAPER_DATASETS):
         return printed
@@ -69,10 +69,10 @@ def comparable(printed: pd.DataFrame, datasets: Iterable[str]) -> pd.DataFrame:
 
 
 def inconsistent(number: int) -> pd.DataFrame:
-    """Rows of Table `number` whose printed harmonic mean is not that of the printed columns.
+    """Rows of Table `number` whose printed harmonic mean contradicts the printed accuracies.
 
-    Columns: `column` (harmonic, or one per metric in Table 12), `printed`, `recomputed`.  A mean
-    counts as right if some rounding of the datasets' accuracies gives it.
+    Columns: `column` (harmonic, or one per metric in Table 12), `printed`, `recomputed`.  A mean is
+    right if accuracies that round to the printed ones can give it.
     """
     printed = table(number)
     found = []
@@ -145,7 +145,7 @@ def _counted(number: int, row: str, printed: pd.Series) -> CountedRow:
 
 
 def _agrees(count: int, printed: Any) -> bool:
-    """Whether a count is what is printed, in millions, to its last digit; or nothing is printed."""
+    """Whether a count rounds to the printed number of millions; True if none is printed."""
     if printed is None:
         return True
     decimals = str(printed).partition(".")[2]
@@ -157,7 +157,7 @@ def _agrees(count: int, printed: Any) -> bool:
 def count(
     method: str, backbone: str = backbones.PAPER_BACKBONE, dim: int = 128, layers: str = "all"
 ) -> tuple[int, int]:
-    """(trainable, total) parameters of one model, with adapters in all `layers` or the first."""
+    """(trainable, total) parameters of one model; adapters in `layers`, "all" or the first few."""
     chosen = config.method(method)
     if layers != "all":
         chosen = config.method(method, adapter_layers=int(layers))

@@ -1,6 +1,6 @@
-"""Rows of a table to results: each run is trained once, and shared by all notebooks.
+"""From the rows of a table to their results: each run is trained once, for all notebooks.
 
-It is kept under the name of what it is, so that a first table is
+A run's name follows from its settings, under which it is kept and found again.  A first table is
 `run_all({"PUMA": profile.run("puma"), "Linear": profile.run("linear")}, profile).wide("R@1")`.
 """
 
@@ -25,8 +25,8 @@ from . import store
 from .results import Results, collect
 from .runs import run_of
 
-# Of one method and loss, each trained on another dataset: each is judged on its own dataset, and
-# the mean of their embeddings on all (Sec. 5.2).
+# One run per dataset, all of one method and loss: each is scored on its own dataset, and the mean
+# of their embeddings on the union of all (Sec. 5.2).
 Ensemble = tuple[Run, ...]
 
 
@@ -40,19 +40,19 @@ class Wanted:
 
     @cached_property
     def run_names(self) -> list[str]:
-        """The names of its runs; a ValueError or OSError says what is not on this machine."""
+        """Names of its runs; raises ValueError or OSError if data or weights are missing."""
         return [run_folder.run_name(run) for run in self.runs]
 
     @cached_property
     def name(self) -> str:
-        """What it is kept by; errors as of `run_names`."""
+        """The name that its result is kept under; raises as `run_names`."""
         if self.is_ensemble:
             return run_folder.ensemble_name(self.run_names)
         return self.run_names[0]
 
 
 def specific(run: Run) -> Ensemble:
-    """`run` on each of its datasets alone; those of "paper" need not be there."""
+    """An ensemble of `run`, one member per dataset; images of "paper" need not be there."""
     members = []
     for dataset in _datasets(run.data):
         members.append(replace(run, data=replace(run.data, datasets=(dataset,))))
@@ -60,7 +60,7 @@ def specific(run: Run) -> Ensemble:
 
 
 def _datasets(settings: Data) -> list[str]:
-    """The datasets that are asked for, in the benchmark's order."""
+    """The datasets that `settings` select, in the benchmark's order."""
     known = expected(settings)
     if known is not None:
         return list(dict.fromkeys(known["dataset"]))
@@ -76,19 +76,20 @@ def run_all(
     side: Collection[str] = (),
     may_fail: Collection[str] = (),
 ) -> Results:
-    """Train what is not yet kept of every row, once per seed of the profile; collect the results.
+    """Train the runs of all rows, one per seed, that are not kept yet; return the results.
 
-    Rows in `side` have `profile.side_seeds`, and what further seeds are kept; so has any row of
-    `profile.further_seeds`.  A kept run is taken as it is, an unfinished one resumed; of two
-    processes that want one run, one trains it and the other waits.  `profile.jobs` train at a
-    time, or the workers of `profile.dask`.
+    Every row has the profile's seeds; a row in `side` has only `profile.side_seeds`.  Seeds that
+    follow, up to the last of `profile.further_seeds`, are added as far as their runs are kept.
 
-    A run whose loss is not finite has failed: that is kept, the others are trained, and it is not
-    trained again until `runs remove` drops it.  A row of `may_fail`, as in a search for settings,
-    is then left out and named in `Results.failed`.
+    Kept runs are reused, unfinished ones resumed; if two processes need one run, one trains it and
+    the other waits.  `profile.jobs` runs train at a time, or one on each worker of `profile.dask`.
 
-    Raises `store.NotKept` where runs are missing and `profile.train` is False, and `store.Failed`
-    where another row has a run that failed.
+    A run whose loss is not finite has failed.  The failure is kept, the other runs are trained, and
+    the failed one is not trained again until `runs remove` drops it.  Its row is left out and named
+    in `Results.failed` if it is in `may_fail`, as in a search for settings.
+
+    Raises `store.NotKept` if runs are missing and `profile.train` is False, and `store.Failed` if a
+    run failed whose row is not in `may_fail`.
     """
     _require_known_losses(profile)
     done = store.read(profile.name)
@@ -122,7 +123,7 @@ def run_all(
 
 
 def _require_known_losses(profile: Profile) -> None:
-    """Raise ValueError where something was tuned for a loss that there is not: it had no effect."""
+    """Raise ValueError if `tuned_losses` names an unknown loss: it would have no effect."""
     for method, of_losses in profile.tuned_losses.items():
         for name in of_losses:
             try:
@@ -135,7 +136,7 @@ def _require_known_losses(profile: Profile) -> None:
 def _require_own_records(
     runs: Mapping[str, Run], done: Mapping[str, dict[str, Any]], profile: str
 ) -> None:
-    """Raise ValueError where the kept record of a run, by name, is that of another run."""
+    """Raise ValueError if a record in `done` has other settings than the run of its name."""
     for name, run in runs.items():
         if name not in done:
             continue
@@ -149,9 +150,9 @@ def _require_own_records(
 
 
 def _failed_rows(wanted: list[Wanted], may_fail: Collection[str], profile: str) -> dict[str, str]:
-    """The rows of `may_fail` that have a run that failed, with what happened.
+    """Rows with failed runs, all of them in `may_fail`, and for each a text on the failures.
 
-    Raises `store.Failed` where another row has one.
+    Raises `store.Failed` if a run of another row failed.
     """
     needed = [name for one in wanted if one.row not in may_fail for name in one.run_names]
     store.require_none_failed(dict.fromkeys(needed), profile)
@@ -171,7 +172,7 @@ def asked(
     side: Collection[str],
     done: Collection[str] = (),
 ) -> Iterator[Wanted]:
-    """Each row once per seed; of a side row those of its seeds; and further ones if `done`."""
+    """Each row at each of its seeds (see `run_all`), and at those that follow if they are done."""
     for row, asked_for in rows.items():
         own_seeds = profile.seeds
         if row in side and profile.side_seeds:
@@ -225,7 +226,7 @@ def _train_on_workers(
 
 
 def _train_for(content: dict[str, Any], folder: str) -> None:
-    """Train a run on a worker, unless its run would be another one than the client's."""
+    """Train a run on a worker; RuntimeError if the run would have another name there."""
     run = Run.from_dict(content)
     name = Path(folder).name
     mine = run_folder.run_name(run)
@@ -238,9 +239,9 @@ def _train_for(content: dict[str, Any], folder: str) -> None:
 
 
 def _train_or_fail(run: Run, folder: Path, position: str = "") -> None:
-    """Train a run of several: that it fails is kept, and told when the others are finished.
+    """Train one of several runs; its failure is kept, and raised when the others are finished.
 
-    Another process may have met that first.
+    Another process may have found the failure first.
     """
     with suppress(training.NonFiniteLoss, store.Failed):
         _train(run, folder, position)
@@ -252,7 +253,7 @@ def _train(run: Run, folder: Path, position: str = "") -> None:
 
 
 def _average(ensemble: Wanted, profile: str) -> None:
-    """Keep an ensemble: its scores, and what its members' records say of all of them."""
+    """Keep an ensemble: its scores, and the sums of its members' parameters and seconds."""
     records = [store.record(name, profile) for name in ensemble.run_names]
     scores = _ensemble_scores(ensemble.run_names, profile)
     record = {
@@ -273,7 +274,7 @@ def _average(ensemble: Wanted, profile: str) -> None:
 
 
 def _ensemble_scores(members: list[str], profile: str) -> evaluation.Scores:
-    """Scores of the mean embedding on the union; each dataset's are those of its own member."""
+    """Scores of an ensemble: of the mean embedding on the union, of each member on its dataset."""
     members_settings = [run_of(name, profile) for name in members]
     first = members_settings[0]
     own = [_own_dataset(run) for run in members_settings]
@@ -304,11 +305,11 @@ def _own_dataset(run: Run) -> str:
 
 
 def loss_of(run: Run) -> losses.base.Loss:
-    """The loss of a run for what needs no classes: how its embeddings are compared and averaged."""
-    # The similarity is one of classes.
+    """The loss of a run, made for two classes: enough to compare and average embeddings."""
+    # `similarity` has a row per class of the training set.
     settings = {key: value for key, value in run.loss_settings.items() if key != "similarity"}
     with warnings.catch_warnings():
-        # that two classes are too few for a setting says nothing of the run
+        # a warning that two classes are too few for a setting does not concern the run
         warnings.simplefilter("ignore")
         return losses.make(run.loss, 2, run.dim, **settings)
 
@@ -316,7 +317,7 @@ def loss_of(run: Run) -> losses.base.Loss:
 def model(name: str, profile: str, train: bool = False) -> embedder.Embedder:
     """The trained model of a kept run.
 
-    If only its numbers were kept it is trained again with `train`, else raises `store.NotKept`.
+    If only its numbers were kept, it is trained again if `train`; else `store.NotKept` is raised.
     """
     run = run_of(name, profile)
     folder = store.folder(name, profile)
@@ -333,7 +334,7 @@ def model(name: str, profile: str, train: bool = False) -> embedder.Embedder:
 def embeddings(
     name: str, profile: str, data: Data | None = None, train: bool = False
 ) -> tuple[np.ndarray, pd.DataFrame]:
-    """Test embeddings (n, dim) of a kept run and their rows of the test table; see `embed_kept`."""
+    """Test embeddings (n, dim) of a kept run, and their rows of the test table (`embed_kept`)."""
     settings = data or run_of(name, profile).data
     rows = load(settings).test.reset_index(drop=True)
     return embed_kept(name, profile, rows, data, train), rows
@@ -348,10 +349,10 @@ def embed_kept(
     *,
     prompt_weights: bool = False,
 ) -> Any:
-    """Embed rows by the model of a kept run: (n, dim) float32.
+    """Embeddings (n, dim), float32, of rows of a test table by the model of a kept run.
 
-    `rows` are of the run's own benchmark, or of `data`; `train` as in `model`.  With
-    `prompt_weights` it returns what `embedder.embed_with_prompt_weights` does.
+    `rows` belong to the run's own benchmark, or to that of `data`; `train` as in `model`.  With
+    `prompt_weights` it returns the same as `embedder.embed_with_prompt_weights`.
     """
     trained = model(name, profile, train)
     settings = trained.run.data

@@ -1,6 +1,6 @@
-"""What a loss costs at the number of classes that faces have: time, and bytes that are held.
+"""Time and memory of a loss at the class counts of face recognition.
 
-Bytes are counted, not read off the process: they are the same on every machine.
+Bytes are counted from tensors, not read from the process, so they are equal on every machine.
 """
 
 import time
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from pumalib.losses.base import Loss
 
-# AdamW keeps, beside a weight and its gradient, two moments of each.
+# A weight, its gradient, and AdamW's two moments.
 COPIES = 4
 
 
 class Held(NamedTuple):
-    """Bytes that a step of training holds for a loss.
+    """Bytes that a loss holds during a training step.
 
-    `learnt` are its proxies with their gradients and AdamW's moments; `saved` is what forward
-    leaves for backward, beside the embeddings and the proxies.
+    `learnt`: its proxies with their gradients and AdamW's moments; `saved`: tensors that forward
+    saves for backward, without embeddings and proxies.
     """
 
     learnt: int
@@ -28,10 +28,10 @@ class Held(NamedTuple):
 
 
 def bytes_held(loss: Loss, x: Tensor, labels: Tensor) -> Held:
-    """The bytes that a step with embeddings x (N, dim) and labels (N,) holds."""
+    """The bytes that `loss` holds in a step with embeddings x (N, dim) and labels (N,)."""
     learnt = {one.untyped_storage().data_ptr(): one.nbytes for one in loss.parameters()}
     saved: dict[int, int] = {}
-    # What was saved must not be freed, or another tensor could be counted as it.
+    # Keep saved tensors alive: the address of a freed one could be given to another.
     alive = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -47,9 +47,9 @@ def bytes_held(loss: Loss, x: Tensor, labels: Tensor) -> Held:
 
 
 def milliseconds(loss: Loss, x: Tensor, labels: Tensor, turns: int) -> float:
-    """CPU time of forward, backward and AdamW's step on the proxies; of `turns` the fastest.
+    """CPU milliseconds of forward, backward and AdamW's step on the proxies: the best of `turns`.
 
-    A turn more warms up.  The processor's time is what other work on the machine disturbs least.
+    One turn more warms up.  Other work on the machine disturbs CPU time less than wall time.
     """
     optimizer = None
     if list(loss.parameters()):
@@ -67,7 +67,7 @@ def milliseconds(loss: Loss, x: Tensor, labels: Tensor, turns: int) -> float:
 
 
 def extended(counts: Sequence[float], values: Sequence[float], count: float) -> float:
-    """What a larger count would need, by the line through the last two of some measurements.
+    """The value at `count`, extrapolated by the line through the last two measurements.
 
     Raises ValueError for fewer than two.
     """
@@ -78,9 +78,9 @@ def extended(counts: Sequence[float], values: Sequence[float], count: float) -> 
 
 
 def share_of_pairs(loss: Loss, x: Tensor, labels: Tensor) -> float:
-    """The share of a batch's pairs of images, N (N - 1), whose cosine has a gradient.
+    """The share of a batch's N (N - 1) pairs of images whose cosine has a gradient.
 
-    Of a loss of pairs; NaN of one that compares images with proxies.
+    For a loss over pairs; NaN for one that compares images with proxies.
     """
     pairs = getattr(loss, "pairs", None)
     if pairs is None:
@@ -89,7 +89,8 @@ def share_of_pairs(loss: Loss, x: Tensor, labels: Tensor) -> float:
     itself = torch.eye(len(x), dtype=torch.bool)
     same = labels[:, None] == labels
     with torch.enable_grad():
-        # Anchors whose product with unit vectors is their cosines: the loss as a function of these.
+        # With the unit vectors as references, the anchors themselves are the cosines, so that the
+        # gradient is with respect to these.
         cosines = (x @ x.T).requires_grad_()
         value = pairs(cosines, itself.float(), same & ~itself, ~same)
         (gradient,) = torch.autograd.grad(value, cosines)

@@ -10,23 +10,23 @@ if TYPE_CHECKING:
     # It needs jinja2, which is an extra.
     from pandas.io.formats.style import Styler
 
-# What stands in brackets behind a number: both of "71.2 [70.1, 72.3] (paper 80.0)".
+# Brackets after a number: both of "71.2 [70.1, 72.3] (paper 80.0)".
 IN_BRACKETS = re.compile(r" ([\[(].*?[])])")
-# The number before that, once it stands below: "71.2" of "71.2<br><small>[70.1]</small>".
+# The number, once the brackets are on a line below it: "71.2" of "71.2<br><small>[70.1]</small>".
 NUMBER = re.compile(r"^[^<]+")
-# What Markdown makes something of.
+# Characters that format in Markdown.
 MARKS = re.compile(r"[\\`*_\[\]$|~#]")
 PADDING = {"selector": "td, th", "props": "padding: 0.3em 0.2em"}
-# The tag of the best, and of the second.
+# HTML tags of the best and of the second, by rank.
 TAGS = {1: "b", 2: "u"}
 
 
 def marked(table: pd.DataFrame, values: pd.DataFrame) -> "Styler":
-    """`table` to be shown, with the best of each column bold and the second underlined.
+    """`table` styled for display: the best of each column bold, the second underlined.
 
-    `values` are the columns of fractions by which they are ranked, also over rows that `table`
-    lacks.  What is in brackets stands below its number.  All that is done by tags: GitHub drops
-    styles, as Lab does in notebooks that it does not trust.
+    `values` has the columns to rank, as fractions; the ranks count its rows that `table` lacks too.
+    Brackets go below their number.  HTML tags do all this, because GitHub drops styles, as does
+    JupyterLab in notebooks that it does not trust.
     """
     texts = table.map(_text).astype(str)
     places = (100 * values).round(1).rank(method="dense", ascending=False).reindex(table.index)
@@ -35,17 +35,17 @@ def marked(table: pd.DataFrame, values: pd.DataFrame) -> "Styler":
             tagged = texts[name].map(lambda text, tag=tag: _tagged(text, tag))
             texts[name] = texts[name].where(places[name] != place, tagged)
     shown = texts.style.set_table_styles([PADDING])
-    # Names of folders are headings.
+    # Headings may be names of folders, with any characters.
     return shown.format_index(escape="html", axis=0).format_index(escape="html", axis=1)
 
 
 def with_interval(value: float, low: float, high: float, *, sign: str = "") -> str:
-    """As "71.2 [70.1, 72.3]"; a difference has `sign` "+"."""
+    """A number with its interval, "71.2 [70.1, 72.3]"; `sign` is "+" for a difference."""
     return f"{value:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
 
 
 def plain(name: str) -> str:
-    """The name of a dataset as Markdown shows it: no tag, line or formatting, whatever it holds."""
+    """A dataset's name escaped for Markdown: without tags, line breaks or formatting."""
     in_one_line = " ".join(name.split())
     return MARKS.sub(r"\\\g<0>", html.escape(in_one_line, quote=False))
 
@@ -61,7 +61,7 @@ def _text(cell: Any) -> str:
 
 
 def _below(brackets: re.Match) -> str:
-    """One line of small text, which does not break."""
+    """The brackets as a line of small text that does not break."""
     text = brackets[1].replace(" ", "&nbsp;")
     return f"<br><small>{text}</small>"
 
