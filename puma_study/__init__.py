@@ -1,14 +1,14 @@
 """The study of the paper: from the rows of a table to their results.
 
-Read `rows` first, whose `run_all` trains what is missing.  `store` keeps finished runs, a
-`kept_line` each, and `runs` lists them; `contrasts` compares rows of them, with what `seeds` and
-`groups` know, and `results` and `show` make tables.  `printed` has the paper's numbers, `claims`
-what they and kept runs say of its claims and the survey's, `measures` what is no accuracy, and
-`verdicts` the scorecard.  `planning` and `notebooks` say and do what a notebook would train, and
-`needs` what of a GPU; `one_run` is a run by itself, `tuning` searches the settings of every method
-alike, `across` compares profiles, `analysis` looks into trained models, `scale` counts what a loss
-costs, `survey` has what the notebooks on the survey's losses share, and `findings` shows at the top
-of a notebook what was found.
+Read `rows` first, whose `run_all` trains what is missing.  `store` keeps finished runs, a `record`
+each, and `runs` lists them; `contrasts` compares rows of them, with what `seeds` and `groups` know,
+and `results` and `show` make tables.  `printed` has the paper's numbers, `claims` what they and
+kept runs say of its claims and the survey's, `measures` what is no accuracy, and `verdicts` the
+scorecard.  `planning` and `notebooks` say and do what a notebook would train, and `needs` what of a
+GPU; `one_run` is a run by itself, `tuning` searches the settings of every method alike, `across`
+compares profiles, `analysis` looks into trained models, `scale` counts what a loss costs, `survey`
+has what the notebooks on the survey's losses share, and `findings` shows at the top of a notebook
+what was found.
 
 It needs the checkout.  Notebooks `import puma_study as study`: these names come when they are first
 asked for, so that `--help` imports nothing that takes time.
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from .runs import run_of as run_of
     from .show import marked as marked
     from .show import plain as plain
-    from .store import hits as hits
     from .verdicts import scorecard as scorecard
 
 # Functions and classes, by the module they are in.
@@ -48,7 +47,6 @@ _HOMES = {
     "rows": ["embed_kept", "embeddings", "loss_of", "model", "run_all", "specific"],
     "runs": ["list_runs", "run_of"],
     "show": ["marked", "plain"],
-    "store": ["hits"],
     "verdicts": ["scorecard"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

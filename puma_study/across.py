@@ -92,8 +92,7 @@ def accuracies(run: Run, profile: Profile) -> pd.Series:
     """R@1 in percent by dataset, mean of the kept seeds; errors as of `kept_seeds`."""
     tables = []
     for name in kept_seeds(run, profile):
-        lines = pd.DataFrame(store.record(name, profile.name)["table"])
-        tables.append(100 * lines.set_index("dataset")["R@1"])
+        tables.append(100 * store.record(name, profile.name).scores()["R@1"])
     return pd.concat(tables, axis=1).mean(axis=1)
 
 

@@ -14,7 +14,7 @@ from pumalib import data, evaluation, paths
 from pumalib.config import Data
 from pumalib.training import run_folder
 
-from . import kept_line
+from .record import checked_name
 from .rows import embed_kept, embeddings, loss_of
 from .runs import run_of
 from .store import NotKept
@@ -132,9 +132,9 @@ def derived(
     missing and not `may_compute`, as where computing would train and nothing may be trained.
     """
     for name in names:
-        kept_line.checked_name(name)
+        checked_name(name)
     key = run_folder.short_hash([list(names), settings])
-    file = paths.RESULTS / profile / "derived" / f"{kept_line.checked_name(title)}-{key}.csv"
+    file = paths.RESULTS / profile / "derived" / f"{checked_name(title)}-{key}.csv"
     if not file.is_file():
         if not may_compute:
             raise NotKept(f"{paths.shown(file)} is not kept, and nothing is to be trained")

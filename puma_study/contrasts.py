@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,6 +11,7 @@ from pumalib import evaluation
 from pumalib.evaluation import Averages
 
 from . import seeds, store
+from .record import FinishedRun
 
 Hits = Mapping[str, np.ndarray]
 # From the name and the profile of a run: numbers for the classes of its queries, or larger groups.
@@ -107,13 +107,13 @@ def contrast(
     are_independent = len(distinct) == sum(len(row.names) for row in rows)
     terms = []
     for row, records in zip(rows, by_seed, strict=True):
-        hits = {seed: store.unpacked(records[seed], "hits") for seed in common}
+        hits = {seed: records[seed].hits() for seed in common}
         spread = None
         if are_independent:
             spread = seeds.spread(list(records.values()), row.profile, averages)
         terms.append(evaluation.Term(hits, row.sign, spread))
 
-    some_runs = [records[common[0]]["name"] for records in by_seed]
+    some_runs = [records[common[0]].name for records in by_seed]
     _require_same_queries(terms, some_runs)
     drawn = units(some_runs[0], rows[0].profile)
     return evaluation.contrast(terms, drawn, averages)
@@ -124,32 +124,32 @@ def of_runs(
 ) -> pd.DataFrame:
     """One run minus another, each a name and a profile, query by query, whatever their seeds."""
     terms = [
-        evaluation.Term({0: store.hits(*one)}),
-        evaluation.Term({0: store.hits(*other)}, -1),
+        evaluation.Term({0: store.record(*one).hits()}),
+        evaluation.Term({0: store.record(*other).hits()}, -1),
     ]
     _require_same_queries(terms, [one[0], other[0]])
     return evaluation.contrast(terms, store.classes(*one), averages)
 
 
-def _by_seed(row: Row) -> dict[int, dict[str, Any]]:
+def _by_seed(row: Row) -> dict[int, FinishedRun]:
     """The records of a row by their seeds, an ensemble's being that of its members."""
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, FinishedRun] = {}
     records = store.records(row.names, row.profile)
     for name in row.names:
         record = records[name]
         seed = _seed_of(record, row.profile)
         if seed in found:
             raise NotTestable(
-                f"{found[seed]['name']} and {name} are of one row and have one seed, {seed}"
+                f"{found[seed].name} and {name} are of one row and have one seed, {seed}"
             )
         found[seed] = record
     return found
 
 
-def _seed_of(record: dict[str, Any], profile: str | Path) -> int:
-    if "members" in record:
-        record = store.record(record["members"][0], profile)
-    return record["run"]["seed"]
+def _seed_of(record: FinishedRun, profile: str | Path) -> int:
+    if record.members is not None:
+        record = store.record(record.members[0], profile)
+    return record.settings.seed
 
 
 def _listed(numbers: Collection[int]) -> str:

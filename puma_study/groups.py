@@ -7,17 +7,17 @@ They are shown with those of a bootstrap over groups, each drawn with all its cl
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
 
 from pumalib import data, paths
-from pumalib.config import Data, Run
+from pumalib.config import Data
 from pumalib.evaluation import metrics
 
 from . import store
+from .record import FinishedRun
 
 
 def _read_patterns() -> dict[str, str]:
@@ -55,10 +55,9 @@ def numbers(name: str, profile: str | Path) -> dict[str, np.ndarray]:
     """
     record = store.record(name, profile)
     queries = _queries(_settings(record, profile))
-    kept = store.classes(name, profile)
     found = {}
     first = 0
-    for dataset, classes in kept.items():
+    for dataset, classes in record.classes().items():
         if dataset == "unified":
             continue
         own = queries[queries["dataset"] == dataset]
@@ -74,12 +73,11 @@ def numbers(name: str, profile: str | Path) -> dict[str, np.ndarray]:
     return found
 
 
-def _settings(record: dict[str, Any], profile: str | Path) -> Data:
+def _settings(record: FinishedRun, profile: str | Path) -> Data:
     """The data settings of a run; for an ensemble, with the datasets of all its members."""
-    if "members" not in record:
-        return Run.from_dict(record["run"]).data
-    members = [store.record(member, profile)["run"] for member in record["members"]]
-    settings = [Run.from_dict(member).data for member in members]
+    if record.members is None:
+        return record.settings.data
+    settings = [store.record(member, profile).settings.data for member in record.members]
     datasets = [one.datasets[0] for one in settings if one.datasets is not None]
     return replace(settings[0], datasets=tuple(datasets))
 

@@ -21,7 +21,7 @@ from pumalib.data import check_known
 
 from . import store
 from .rows import run_all
-from .tuning import SERIES, Progress, accuracy, go_through, require_neighbours, yaml_number
+from .tuning import SERIES, Progress, go_through, require_neighbours, yaml_number
 
 # The survey's losses: those that compare images with images, and with vectors of classes.
 FAMILIES = {
@@ -170,7 +170,7 @@ def table(search: Search, progress: Progress[Trial], profile: Profile) -> pd.Dat
         name = progress.names[trial]
         unified = np.nan
         if name in kept:
-            unified = accuracy(kept[name], "unified")
+            unified = kept[name].accuracy("unified")
         lines.append(
             {
                 "family": family,

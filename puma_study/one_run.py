@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pandas as pd
 
@@ -11,6 +10,7 @@ from pumalib.config import Run
 from pumalib.training import run_folder
 
 from . import runs, store
+from .record import FinishedRun
 
 
 @dataclass(frozen=True)
@@ -64,64 +64,62 @@ def _train(name: str, run: Run, profile: str) -> Report | None:
     lines = [paths.shown(folder), f"R@1: {run_folder.accuracies(now)}"]
     if not was_kept:
         return Report("\n".join(lines))
-    repeat = store.compare_repeat(folder, profile)
-    lines.append(f"kept: {run_folder.accuracies(repeat.kept)}")
-    lines.append(_verdict(repeat, _kept_seeds(name, profile)))
-    return Report("\n".join(lines), repeat.same_hits)
+    kept = store.record(name, profile)
+    again = store.record_in(folder)
+    lines.append(f"kept: {run_folder.accuracies(kept.content())}")
+    lines.append(_verdict(kept, again, _kept_seeds(kept, profile)))
+    return Report("\n".join(lines), kept.packed_hits == again.packed_hits)
 
 
-def _verdict(repeat: store.Repeat, seeds: pd.DataFrame) -> str:
+def _verdict(kept: FinishedRun, again: FinishedRun, seeds: pd.DataFrame) -> str:
     """One of three: all numbers are the same; all hits are; or some hits are not."""
-    if repeat.agree:
+    if kept.agrees(again):
         return "They agree: all numbers, and the hit of every query, are those that were kept."
-    device = repeat.kept["environment"]["device"]
-    here = repeat.again["environment"]["device"]
-    where = f"(kept: trained on {device}; now: on {here})"
+    where = f"(kept: trained on {kept.environment.device}; now: on {again.environment.device})"
     beside = "The new numbers are kept beside, in repeated.jsonl."
-    if repeat.same_hits:
+    if kept.packed_hits == again.packed_hits:
         return (
             "They agree in the hit of every query; other numbers do not: "
-            f"{_largest_difference(repeat)} {where}.  {beside}"
+            f"{_largest_difference(kept, again)} {where}.  {beside}"
         )
-    return f"They differ: {_other_hits(repeat, seeds)} {where}.  {beside}"
+    return f"They differ: {_other_hits(kept, again, seeds)} {where}.  {beside}"
 
 
-def _largest_difference(repeat: store.Repeat) -> str:
+def _largest_difference(kept: FinishedRun, again: FinishedRun) -> str:
     """The number of the table that is farthest from what was kept."""
-    kept = _table(repeat.kept)
-    again = _table(repeat.again)
-    bounds = [name for name in kept if name.endswith(("_low", "_high"))]
-    apart = (again - kept).abs().drop(columns=bounds).stack()
+    apart = (again.scores() - kept.scores()).abs()
+    bounds = [name for name in apart if name.endswith(("_low", "_high"))]
+    apart = apart.drop(columns=bounds).stack()
     dataset, metric = apart.idxmax()
     return f"at most by {apart.max():.2g} ({metric} of {dataset})"
 
 
-def _other_hits(repeat: store.Repeat, seeds: pd.DataFrame) -> str:
+def _other_hits(kept: FinishedRun, again: FinishedRun, seeds: pd.DataFrame) -> str:
     """How many queries find otherwise, where most do, and what that is beside other seeds."""
-    kept = store.unpacked(repeat.kept, "hits")
-    again = store.unpacked(repeat.again, "hits")
-    if kept.keys() != again.keys():
+    before = kept.hits()
+    now = again.hits()
+    if before.keys() != now.keys():
         return "other datasets were tested"
-    if any(len(kept[name]) != len(again[name]) for name in kept):
+    if any(len(before[name]) != len(now[name]) for name in before):
         return "other queries were tested"
-    changed = {name: int((kept[name] != again[name]).sum()) for name in kept}
+    changed = {name: int((before[name] != now[name]).sum()) for name in before}
     in_all = changed.pop("unified", 0)
-    total = sum(len(kept[name]) for name in changed)
+    total = sum(len(before[name]) for name in changed)
     most = max(changed, key=lambda name: changed[name])
     said = f"R@1 is another for {sum(changed.values()):,} of {total:,} queries in their own dataset"
     if changed[most]:
         said += f" (most in {most}: {changed[most]:,})"
-    said += f" and for {in_all:,} in all datasets together; in percent, {_changes(repeat, seeds)}"
-    return said
+    changes = _changes(kept.accuracies, again.accuracies, seeds)
+    return f"{said} and for {in_all:,} in all datasets together; in percent, {changes}"
 
 
-def _changes(repeat: store.Repeat, seeds: pd.DataFrame) -> str:
+def _changes(kept: Mapping[str, float], again: Mapping[str, float], seeds: pd.DataFrame) -> str:
     """R@1 of both beside the standard deviation between the kept seeds of the row."""
-    kept = 100 * _table(repeat.kept)["R@1"]
-    again = 100 * _table(repeat.again)["R@1"]
     parts = []
-    for row in [name for name in evaluation.OVERALL if name in kept.index]:
-        change = f"{row} {kept[row]:.2f} to {again[row]:.2f} ({again[row] - kept[row]:+.2f}"
+    for row in evaluation.OVERALL:
+        before = 100 * kept[row]
+        now = 100 * again[row]
+        change = f"{row} {before:.2f} to {now:.2f} ({now - before:+.2f}"
         if len(seeds) > 1:
             spread = 100 * seeds[row].std()
             change += f"; standard deviation of the {len(seeds)} kept seeds {spread:.2f}"
@@ -131,21 +129,11 @@ def _changes(repeat: store.Repeat, seeds: pd.DataFrame) -> str:
     return ", ".join(parts)
 
 
-def _table(record: Mapping[str, Any]) -> pd.DataFrame:
-    """The accuracies of a record, a row for each dataset."""
-    return pd.DataFrame(record["table"]).set_index("dataset")
-
-
-def _kept_seeds(name: str, profile: str) -> pd.DataFrame:
+def _kept_seeds(kept: FinishedRun, profile: str) -> pd.DataFrame:
     """R@1 of a kept run, and of all that differ from it in their seed alone: a row for each."""
-    known = store.read(profile)
-    own = _without_seed(known[name])
+    own = replace(kept.settings, seed=0)
     rows = {}
-    for other, record in known.items():
-        if "run" in record and _without_seed(record) == own:
-            rows[other] = _table(record)["R@1"]
+    for other in store.read(profile).values():
+        if other.members is None and replace(other.settings, seed=0) == own:
+            rows[other.name] = other.accuracies
     return pd.DataFrame.from_dict(rows, orient="index")
-
-
-def _without_seed(record: Mapping[str, Any]) -> Run:
-    return replace(Run.from_dict(record["run"]), seed=0)

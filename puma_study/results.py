@@ -13,6 +13,7 @@ from pumalib.config import Profile
 
 from . import claims, contrasts, store, verdicts
 from .printed import METHOD_OF_ROW, comparable
+from .record import FinishedRun
 from .show import with_interval
 
 if TYPE_CHECKING:
@@ -214,9 +215,10 @@ def collect(names: Mapping[str, list[str]], profile: str) -> Results:
     parameters = []
     for row, run_names in names.items():
         records = [store.record(name, profile) for name in run_names]
-        seconds = np.mean([record["seconds"] for record in records])
-        parameters.append({"row": row, **records[0]["parameters"], "seconds": seconds})
-        devices = {record["environment"]["device"] for record in records}
+        seconds = np.mean([record.seconds for record in records])
+        of_model = records[0].parameters.model_dump()
+        parameters.append({"row": row, **of_model, "seconds": seconds})
+        devices = {record.environment.device for record in records}
         shared = {
             "seeds": len(run_names),
             "runs": " ".join(run_names),
@@ -230,9 +232,9 @@ def collect(names: Mapping[str, list[str]], profile: str) -> Results:
     return Results(profile, tidy, of_rows, dict(names))
 
 
-def _intervals(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _intervals(records: list[FinishedRun]) -> Iterator[dict[str, Any]]:
     """Per dataset and metric the mean of some seeds, with its interval."""
-    tables = [pd.DataFrame(record["table"]).set_index("dataset") for record in records]
+    tables = [record.scores() for record in records]
     for dataset in tables[0].index:
         for metric in METRICS:
             value = _of_seeds(tables, dataset, metric)

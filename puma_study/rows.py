@@ -22,6 +22,7 @@ from pumalib.data import expected, load, unchanged
 from pumalib.training import run_folder
 
 from . import store
+from .record import FinishedRun
 from .results import Results, collect
 from .runs import run_of
 
@@ -134,14 +135,13 @@ def _require_known_losses(profile: Profile) -> None:
 
 
 def _require_own_records(
-    runs: Mapping[str, Run], done: Mapping[str, dict[str, Any]], profile: str
+    runs: Mapping[str, Run], done: Mapping[str, FinishedRun], profile: str
 ) -> None:
     """Raise ValueError if a record in `done` has other settings than the run of its name."""
     for name, run in runs.items():
         if name not in done:
             continue
-        kept = Run.from_dict(done[name]["run"])
-        if kept.identity("", "") != run.identity("", ""):
+        if done[name].settings.identity("", "") != run.identity("", ""):
             removed = store.HOW_TO_REMOVE.format(name=name)
             raise ValueError(
                 f"what is kept in profile {profile} as {name} has the settings of another run: "
@@ -158,12 +158,12 @@ def _failed_rows(wanted: list[Wanted], may_fail: Collection[str], profile: str) 
     store.require_none_failed(dict.fromkeys(needed), profile)
 
     known = store.failures(profile)
-    failed: dict[str, dict[str, Any]] = {}
+    failed: dict[str, list[str]] = {}
     for one in wanted:
-        of_row = {name: known[name] for name in one.run_names if name in known}
-        if of_row:
-            failed[one.row] = {**failed.get(one.row, {}), **of_row}
-    return {row: store.told(records) for row, records in failed.items()}
+        for name in one.run_names:
+            if name in known:
+                failed.setdefault(one.row, []).append(known[name].told)
+    return {row: ", ".join(dict.fromkeys(told)) for row, told in failed.items()}
 
 
 def asked(
@@ -256,21 +256,21 @@ def _average(ensemble: Wanted, profile: str) -> None:
     """Keep an ensemble: its scores, and the sums of its members' parameters and seconds."""
     records = [store.record(name, profile) for name in ensemble.run_names]
     scores = _ensemble_scores(ensemble.run_names, profile)
-    record = {
+    content = {
         "name": ensemble.name,
         "members": ensemble.run_names,
-        "environment": records[0]["environment"],
+        "environment": records[0].environment.model_dump(),
         "parameters": {
-            "trainable": sum(record["parameters"]["trainable"] for record in records),
-            "total": sum(record["parameters"]["total"] for record in records),
+            "trainable": sum(record.parameters.trainable for record in records),
+            "total": sum(record.parameters.total for record in records),
         },
-        "seconds": sum(record["seconds"] for record in records),
+        "seconds": sum(record.seconds for record in records),
         "images_per_second": None,
         "log": [],
         "table": scores.table().reset_index(names="dataset").to_dict("records"),
         **scores.packed(),
     }
-    store.add(record, profile)
+    store.add(FinishedRun.rounded(content), profile)
 
 
 def _ensemble_scores(members: list[str], profile: str) -> evaluation.Scores:

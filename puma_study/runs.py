@@ -17,7 +17,8 @@ from pumalib import evaluation, models, paths
 from pumalib.config import NOT_IN_IDENTITY, Run
 from pumalib.training import run_folder
 
-from . import contrasts, kept_line, store
+from . import contrasts, store
+from .record import FailedRun, FinishedRun
 
 COLUMNS = [
     "profile",
@@ -64,12 +65,7 @@ FAILED_COLUMNS = ["profile", "method", "loss", "seed", "epochs", "where", "what"
 
 def run_of(name: str, profile: str | Path) -> Run:
     """The settings of a kept run; ValueError where it is an ensemble, or is not kept."""
-    found = store.record(name, profile)
-    if "members" in found:
-        raise ValueError(
-            f"{name} is an ensemble of {', '.join(found['members'])}: name one of them"
-        )
-    return Run.from_dict(found["run"])
+    return store.record(name, profile).settings
 
 
 def list_runs(profile: str | None = None) -> pd.DataFrame:
@@ -82,8 +78,8 @@ def list_runs(profile: str | None = None) -> pd.DataFrame:
     rows = []
     for home in _homes(profile):
         records = store.read(home)
-        for name, kept in records.items():
-            rows.append(_settings_of(kept, records) | _summary(name, home.name, kept))
+        for kept in records.values():
+            rows.append(_settings_of(kept, records) | _summary(home.name, kept))
     return _by_name(rows)
 
 
@@ -168,8 +164,8 @@ def list_failures(profile: str | None = None) -> pd.DataFrame:
     rows = []
     for home in _homes(profile):
         for name, failed in store.failures(home).items():
-            happened = {"where": failed["where"], "what": failed["what"]}
-            rows.append(failed["run"] | {"name": name, "profile": home.name} | happened)
+            happened = {"where": failed.where, "what": failed.what}
+            rows.append(failed.run | {"name": name, "profile": home.name} | happened)
     return _by_name(rows)
 
 
@@ -198,27 +194,29 @@ def _kept_homes(profile: str | None) -> list[Path]:
     return homes
 
 
-def _settings_of(kept: dict[str, Any], records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def _settings_of(kept: FinishedRun, records: Mapping[str, FinishedRun]) -> dict[str, Any]:
     """The settings of a run, of an ensemble those of its first member if that is kept."""
-    if "members" in kept:
-        kept = records.get(kept["members"][0], {})
-    return kept.get("run", {})
+    if kept.members is not None:
+        first = records.get(kept.members[0])
+        if first is None:
+            return {}
+        kept = first
+    return kept.run or {}
 
 
-def _summary(name: str, profile: str, kept: dict[str, Any]) -> dict[str, Any]:
+def _summary(profile: str, kept: FinishedRun) -> dict[str, Any]:
     row = {
-        "name": name,
+        "name": kept.name,
         "profile": profile,
-        "members": len(kept.get("members", ())),
-        "trainable": kept["parameters"]["trainable"],
-        "device": kept["environment"]["device"],
-        "seconds": kept["seconds"],
-        "images_per_second": kept["images_per_second"],
-        "open_loss": kept.get("open_loss"),
+        "members": len(kept.members or ()),
+        "trainable": kept.parameters.trainable,
+        "device": kept.environment.device,
+        "seconds": kept.seconds,
+        "images_per_second": kept.images_per_second,
+        "open_loss": kept.open_loss,
     }
-    for line in kept["table"]:
-        if line["dataset"] in evaluation.OVERALL:
-            row[line["dataset"]] = 100 * line["R@1"]
+    for overall in evaluation.OVERALL:
+        row[overall] = 100 * kept.accuracy(overall)
     return row
 
 
@@ -230,7 +228,7 @@ def find(label: str) -> tuple[str, str]:
     """
     known = set()
     for home in _homes(None):
-        found = store.lines(home) + store.repeated(home) + store.failed_lines(home)
+        found = [line for files in store.FILES for line in store.lines(home, files)]
         known |= {(line.name, home.name) for line in found}
         folders = [path for path in home.glob("runs/[!.]*") if path.is_symlink() or path.is_dir()]
         known |= {(folder.name, home.name) for folder in folders}
@@ -254,7 +252,7 @@ def remove(name: str, profile: str) -> None:
 
     Raises filelock's Timeout where a running process holds the run.
     """
-    if not kept_line.DAMAGED.fullmatch(name):
+    if not store.DAMAGED.fullmatch(name):
         _remove_folder(store.place(name, profile))
     store.drop(name, profile)
 
@@ -277,7 +275,7 @@ def compare(first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """
     one = find(first)
     two = find(second)
-    accuracies = [_accuracies(*one), _accuracies(*two)]
+    accuracies = [store.record(*run).scores()["R@1"] for run in (one, two)]
     settings = [_compared_settings(*one), _compared_settings(*two)]
 
     beside = pd.concat(settings, axis=1, keys=[first, second])
@@ -285,11 +283,6 @@ def compare(first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     gains = 100 * contrasts.of_runs(two, one)[["value", "low", "high"]]
     table = 100 * pd.concat(accuracies, axis=1, keys=[first, second])
     return unequal, table.join(gains)
-
-
-def _accuracies(name: str, profile: str) -> pd.Series:
-    """R@1 of a kept run by dataset, as fractions."""
-    return pd.DataFrame(store.record(name, profile)["table"]).set_index("dataset")["R@1"]
 
 
 def _compared_settings(name: str, profile: str) -> pd.Series:
@@ -309,7 +302,7 @@ def problems(profile: str | None = None) -> Iterator[str]:
         for line in kept:
             if line.record is None:
                 yield f"{home.name}/{line.name}: {_damage(line)}, `run` trains the run again"
-        for line in store.repeated(home):
+        for line in store.lines(home, store.REPEATED):
             if line.record is None:
                 yield f"{home.name}/{line.name}: {_damage(line)}"
         for name, same in store.conflicts(kept).items():
@@ -319,7 +312,7 @@ def problems(profile: str | None = None) -> Iterator[str]:
                 "`runs remove` drops all and `run` trains the run again"
             )
         for name, record in store.read(home).items():
-            found = _problem(name, record, home)
+            found = _problem(record, home)
             if found:
                 yield f"{home.name}/{name}: {found}"
         for problem in _problems_of_failed(home):
@@ -329,38 +322,38 @@ def problems(profile: str | None = None) -> Iterator[str]:
 def _problems_of_failed(home: Path) -> Iterator[str]:
     """What is wrong with the lines of runs that failed, each with the name of its run."""
     kept = store.read(home)
-    for line in store.failed_lines(home):
+    for line in store.lines(home, store.FAILED):
         if line.record is None:
             yield f"{line.name}: {_damage(line)}"
         elif line.name in kept:
             yield f"{line.name}: kept, and failed elsewhere; delete {line.place}"
         else:
-            outdated = _outdated(line.name, line.record)
+            outdated = _outdated(line.record)
             if outdated:
                 yield f"{line.name}: failed; {outdated}"
 
 
-def _damage(line: kept_line.Line) -> str:
+def _damage(line: store.Line) -> str:
     begins = ""
     if line.begins:
         begins = f" it begins as {line.begins[:80]!r};"
     return f"damaged line ({line.place}: {line.problem});{begins} `runs remove` drops it"
 
 
-def _problem(name: str, kept: dict[str, Any], home: Path) -> str:
+def _problem(kept: FinishedRun, home: Path) -> str:
     """What is wrong with a kept run, an empty text if nothing is."""
     try:
         lost = _lost_members(kept, home)
         if lost:
             return lost
-        _load_model(name, home)
-        return _outdated(name, kept)
+        _load_model(kept.name, home)
+        return _outdated(kept)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
 
 
-def _lost_members(kept: dict[str, Any], home: Path) -> str:
-    lost = set(kept.get("members", ())) - store.read(home).keys()
+def _lost_members(kept: FinishedRun, home: Path) -> str:
+    lost = set(kept.members or ()) - store.read(home).keys()
     if lost:
         return f"its members {', '.join(sorted(lost))} are not kept"
     return ""
@@ -373,15 +366,16 @@ def _load_model(name: str, home: Path) -> None:
         models.load_model(folder)
 
 
-def _outdated(name: str, kept: dict[str, Any]) -> str:
-    if "members" in kept:
-        today = run_folder.ensemble_name(kept["members"])
+def _outdated(kept: FinishedRun | FailedRun) -> str:
+    """What the run would be called today, an empty text if that is its name."""
+    if isinstance(kept, FinishedRun) and kept.members:
+        today = run_folder.ensemble_name(kept.members)
     else:
-        run = Run.from_dict(kept["run"])
-        today = name
+        settings = kept.settings
+        today = kept.name
         # Data or weights may not be on this machine.
         with suppress(OSError, ValueError):
-            today = run_folder.run_name(run)
-    if today != name:
+            today = run_folder.run_name(settings)
+    if today != kept.name:
         return f"outdated: today's data, weights, code or a changed setting would call it {today}"
     return ""

@@ -7,25 +7,25 @@ draw the images too, help each other alone: they lie farther apart by what the i
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from pumalib import evaluation
-from pumalib.config import Run
 from pumalib.evaluation import Averages, Spread
 
 from . import store
+from .record import FinishedRun
 
 # (dataset, queries) of each dataset, and of "unified".
 Queries = tuple[tuple[str, int], ...]
 
 
 def spread(
-    records: Sequence[dict[str, Any]], profile: str | Path, averages: Averages
+    records: Sequence[FinishedRun], profile: str | Path, averages: Averages
 ) -> Spread | None:
     """What is known of the seeds of a row, given by the record of each seed's run.
 
@@ -33,13 +33,13 @@ def spread(
     """
     if len(records) < 2:
         return None
-    if "members" in records[0]:
+    if records[0].members is not None:
         return _of_ensemble(records, averages)
     rows = _of_rows(profile, store.states(profile), _queries(records[0]), averages)
     return rows[_settings(records[0])]
 
 
-def _of_ensemble(records: Sequence[dict[str, Any]], averages: Averages) -> Spread:
+def _of_ensemble(records: Sequence[FinishedRun], averages: Averages) -> Spread:
     tables = pd.DataFrame([_accuracies(record, averages) for record in records])
     datasets = [name for name, _ in _queries(records[0]) if name != "unified"]
     own = {name: tables[name].to_numpy() for name in datasets}
@@ -59,7 +59,7 @@ def _of_rows(
     of_all_images: dict[str, list[dict[str, float]]] = {}
     of_drawn_images: dict[str, list[dict[str, float]]] = {}
     for record in store.read(profile).values():
-        if "members" in record or _queries(record) != queries:
+        if record.members is not None or _queries(record) != queries:
             continue
         alike = of_drawn_images if _draws_images(record) else of_all_images
         alike.setdefault(_settings(record), []).append(_accuracies(record, averages))
@@ -72,39 +72,35 @@ def _of_rows(
     return spreads
 
 
-def _draws_images(record: dict[str, Any]) -> bool:
+def _draws_images(record: FinishedRun) -> bool:
     """Whether a run's seed draws its training images too (`shots` of each class)."""
-    # What was kept before there were `shots` has none.
-    return record["run"]["data"].get("shots", 0) > 0
+    return record.settings.data.shots > 0
 
 
-def _queries(record: dict[str, Any]) -> Queries:
-    rows = [row for row in record["table"] if row["dataset"] != "harmonic"]
-    return tuple((row["dataset"], int(row["queries"])) for row in rows)
+def _queries(record: FinishedRun) -> Queries:
+    return tuple((name, count) for name, count in record.queries.items() if name != "harmonic")
 
 
-def _settings(record: dict[str, Any]) -> str:
+def _settings(record: FinishedRun) -> str:
     """A hash of all settings of a run but its seed.
 
     Settings that there were not yet when it was kept have their hash defaults.
     """
-    run = Run.from_dict(record["run"] | {"seed": 0})
+    run = replace(record.settings, seed=0)
     return run.identity(str(run.data.split), run.pretrained)
 
 
-def _accuracies(record: dict[str, Any], averages: Averages) -> dict[str, float]:
+def _accuracies(record: FinishedRun, averages: Averages) -> dict[str, float]:
     """R@1 of a run: by dataset, unified, harmonic, and by the other averages."""
     if averages.shares:
         return _from_hits(record, averages)
-    found = {row["dataset"]: float(row["R@1"]) for row in record["table"]}
-    own = {name: value for name, value in found.items() if name not in evaluation.OVERALL}
-    return found | evaluation.averaged(own, averages)
+    own = {
+        name: value for name, value in record.accuracies.items() if name not in evaluation.OVERALL
+    }
+    return record.accuracies | evaluation.averaged(own, averages)
 
 
-def _from_hits(record: dict[str, Any], averages: Averages) -> dict[str, float]:
-    hits = store.unpacked(record, "hits")
-    columns = {name: queries[:, np.newaxis] for name, queries in hits.items()}
-    first = store.unpacked(record, "classes")
-    classes = {name: is_first.cumsum() for name, is_first in first.items()}
-    means = evaluation.resampled(columns, classes, 0, averages=averages)
+def _from_hits(record: FinishedRun, averages: Averages) -> dict[str, float]:
+    columns = {name: queries[:, np.newaxis] for name, queries in record.hits().items()}
+    means = evaluation.resampled(columns, record.classes(), 0, averages=averages)
     return {name: float(mean[0, 0]) for name, mean in means.items()}

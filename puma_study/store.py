@@ -1,39 +1,47 @@
-"""The runs that were kept: a line for each finished run, see `kept_line`.
+"""The runs that were kept: a line for each, in files that several processes may write to.
 
-The lines stand in `results/<profile>/kept-*.jsonl`; `repeated.jsonl` has those of kept runs that
-were trained again with other numbers, and `failed.jsonl` those of runs without numbers, as their
-loss was not finite: such a run is not trained again until it is removed.  While it trains a run has
-a folder, `results/<profile>/runs/<name>/`.  A `profile` may be the path of another folder.
+The lines of finished runs stand in `results/<profile>/kept-*.jsonl`; `repeated.jsonl` has those of
+kept runs that were trained again with other numbers, and `failed.jsonl` those of runs without
+numbers, as their loss was not finite: such a run is not trained again until it is removed.  While
+it trains a run has a folder, `results/<profile>/runs/<name>/`.  A `profile` may be the path of
+another folder.
 """
 
 import difflib
 import itertools
 import json
+import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
-from pumalib import evaluation, models, paths
+from pumalib import models, paths
+from pumalib.config import short_hash
 from pumalib.training import NonFiniteLoss, run_folder
 
-from . import kept_line
-from .kept_line import Line
+from .record import FailedRun, FinishedRun, checked_name
 
 MODEL = models.saved.MODEL_FILE
 # Lines, at most, that a file is given: 3 MB of `mini`.
 FULL = 250
 # Bytes with which it is full too: lines of long trainings on many images are longer.
 FULL_BYTES = 3_000_000
+KEPT = "kept*.jsonl"
 REPEATED = "repeated.jsonl"
 FAILED = "failed.jsonl"
+FILES = (KEPT, REPEATED, FAILED)
 HOW_TO_REMOVE = "`python -m puma_study runs remove {name} --yes`"
+
+# What a damaged line is called, by a digest of its text: "damaged-1a2b3c4d".
+DAMAGED = re.compile(r"damaged-[0-9a-f]{8}")
+# The name at the beginning of a line, also of one that is damaged further on.
+_BEGINNING = re.compile(r'^\{"name": "([^"]+)"')
 
 # A file and its `paths.state`.
 State = tuple[Path, int, int, int, int]
@@ -48,17 +56,21 @@ class Failed(RuntimeError):  # noqa: N818 - as NotKept
 
 
 @dataclass(frozen=True)
-class Repeat:
-    """The record of a kept run, that of a later training of it, and whether their numbers agree."""
+class Line:
+    """A line of a file: the record of a run, or what is left of one."""
 
-    kept: dict[str, Any]
-    again: dict[str, Any]
-    agree: bool
+    file: Path
+    number: int
+    text: str
+    name: str  # of the run; of a damaged line "damaged-" and a digest of its text
+    begins: str  # the name at its beginning, "" where there is none; of a whole line its name
+    record: FinishedRun | FailedRun | None = None  # None: damaged
+    problem: str = ""  # why it is damaged
 
     @property
-    def same_hits(self) -> bool:
-        """Whether every query finds its class, or does not, as it was kept."""
-        return self.kept["hits"] == self.again["hits"]
+    def place(self) -> str:
+        """Where it stands, as "kept-1.jsonl, line 3"."""
+        return f"{self.file.name}, line {self.number}"
 
 
 def place(name: str, profile: str | Path) -> Path:
@@ -66,7 +78,7 @@ def place(name: str, profile: str | Path) -> Path:
 
     Raises ValueError where no run may be called so, or the folder of all is a link.
     """
-    kept_line.checked_name(name)
+    checked_name(name)
     home = paths.RESULTS / profile
     runs = home / "runs"
     _require_inside(runs, home.parent)
@@ -97,68 +109,53 @@ def folder(name: str, profile: str | Path) -> Path:
     return found
 
 
-def read(profile: str | Path) -> dict[str, dict[str, Any]]:
+def read(profile: str | Path) -> dict[str, FinishedRun]:
     """The record of each kept run of a profile, by name.
 
-    A record has the settings `run`, or of an ensemble its `members`, and numbers.  Warns of lines
-    that are damaged, and of runs whose lines have different numbers: the first line counts.
+    Warns of lines that are damaged, and of runs whose lines have different numbers: the first line
+    counts.
     """
     return dict(_records(states(profile)))
 
 
 def states(profile: str | Path) -> tuple[State, ...]:
     """What changes when the kept lines of a profile do."""
-    return tuple(_state(file) for file in _kept_files(profile))
+    return tuple(_state(file) for file in _files(profile, KEPT))
 
 
-def lines(profile: str | Path) -> list[Line]:
-    """All lines of a profile's kept files, whole and damaged ones."""
-    found = []
-    for file in _kept_files(profile):
+def lines(profile: str | Path, files: str = KEPT) -> list[Line]:
+    """All lines of a profile's files `KEPT`, `REPEATED` or `FAILED`, whole and damaged ones."""
+    found: list[Line] = []
+    for file in _files(profile, files):
         found += _lines_of(file)
     return found
 
 
-def repeated(profile: str | Path) -> list[Line]:
-    """The lines of kept runs that were trained again with other numbers."""
-    return _lines_of(paths.RESULTS / profile / REPEATED)
-
-
-def failures(profile: str | Path) -> dict[str, dict[str, Any]]:
-    """The record of each run that failed, by name: its settings `run`, `where` and `what`.
+def failures(profile: str | Path) -> dict[str, FailedRun]:
+    """The record of each run that failed, by name.
 
     A run that was kept all the same, from elsewhere, is not among them.
     """
     known = read(profile)
     found = {}
-    for line in failed_lines(profile):
-        if line.record is not None and line.name not in known:
+    for line in lines(profile, FAILED):
+        if isinstance(line.record, FailedRun) and line.name not in known:
             found[line.name] = line.record
     return found
-
-
-def failed_lines(profile: str | Path) -> list[Line]:
-    """The lines of runs that failed."""
-    return _lines_of(paths.RESULTS / profile / FAILED)
 
 
 def require_none_failed(names: Iterable[str], profile: str | Path) -> None:
     """Raise `Failed`, which says what happened and how to try again, where some of these did."""
     known = failures(profile)
-    failed = {name: known[name] for name in names if name in known}
+    failed = [known[name] for name in names if name in known]
     if not failed:
         return
-    removed = HOW_TO_REMOVE.format(name=next(iter(failed)))
+    told = ", ".join(one.told for one in failed)
+    removed = HOW_TO_REMOVE.format(name=failed[0].name)
     raise Failed(
-        f"failed, and so without numbers, in profile {Path(profile).name}: {told(failed)}.  "
+        f"failed, and so without numbers, in profile {Path(profile).name}: {told}.  "
         f"Choose other settings; or {removed}, and it is trained again"
     )
-
-
-def told(failed: Mapping[str, dict[str, Any]]) -> str:
-    """What happened to runs that failed: "puma-ms-1a2b3c4d (epoch 3, batch 7: the loss is nan)"."""
-    parts = [f"{name} ({record['where']}: {record['what']})" for name, record in failed.items()]
-    return ", ".join(parts)
 
 
 def conflicts(found: Iterable[Line]) -> dict[str, list[Line]]:
@@ -171,16 +168,16 @@ def conflicts(found: Iterable[Line]) -> dict[str, list[Line]]:
 
 
 def _differ(same: list[Line]) -> bool:
-    records = [line.record for line in same if line.record is not None]
-    return any(not kept_line.agree(records[0], record) for record in records[1:])
+    records = [line.record for line in same if isinstance(line.record, FinishedRun)]
+    return any(not records[0].agrees(other) for other in records[1:])
 
 
-def record(name: str, profile: str | Path) -> dict[str, Any]:
+def record(name: str, profile: str | Path) -> FinishedRun:
     """The record of a kept run; errors as of `records`."""
     return records([name], profile)[name]
 
 
-def records(names: Iterable[str], profile: str | Path) -> dict[str, dict[str, Any]]:
+def records(names: Iterable[str], profile: str | Path) -> dict[str, FinishedRun]:
     """The records of kept runs, by name: the files are looked at once.
 
     Raises ValueError, with names that are near, where one is not kept, and `Failed` where it has no
@@ -197,29 +194,14 @@ def records(names: Iterable[str], profile: str | Path) -> dict[str, dict[str, An
     return found
 
 
-def hits(name: str, profile: str | Path) -> dict[str, np.ndarray]:
-    """R@1 (0 or 1) of every query of a kept run, (queries,) per dataset and for "unified"."""
-    return unpacked(record(name, profile), "hits")
-
-
 def classes(name: str, profile: str | Path) -> dict[str, np.ndarray]:
-    """A number for the class of every query of a kept run, (queries,) as of `hits`."""
-    is_first = unpacked(record(name, profile), "classes")
-    return {dataset: first.cumsum() for dataset, first in is_first.items()}
+    """`FinishedRun.classes` of a kept run; errors as of `records`."""
+    return record(name, profile).classes()
 
 
-def unpacked(record: dict[str, Any], key: str) -> dict[str, np.ndarray]:
-    """What `evaluation.Scores.packed` wrote as `key` of a record: (queries,) 0 or 1 by dataset."""
-    counts = {row["dataset"]: row["queries"] for row in record["table"]}
-    found = {}
-    for dataset, text in record[key].items():
-        found[dataset] = evaluation.unpack(text, counts[dataset]).astype(float)
-    return found
-
-
-def _kept_files(profile: str | Path) -> list[Path]:
-    """The kept files of a profile; ValueError where one is a pipe, a folder or a lost link."""
-    files = sorted((paths.RESULTS / profile).glob("kept*.jsonl"))
+def _files(profile: str | Path, pattern: str) -> list[Path]:
+    """The files of a profile; ValueError where one is a pipe, a folder or a lost link."""
+    files = sorted((paths.RESULTS / profile).glob(pattern))
     for file in files:
         # To read from a pipe would wait for ever.
         if not file.is_file():
@@ -232,14 +214,14 @@ def _state(file: Path) -> State:
 
 
 @lru_cache(maxsize=32)
-def _records(states: tuple[State, ...]) -> dict[str, dict[str, Any]]:
+def _records(states: tuple[State, ...]) -> dict[str, FinishedRun]:
     """The records of files by name, of several with one name the first."""
     found: list[Line] = []
     for state in states:
         found += _parsed(*state)
-    records: dict[str, dict[str, Any]] = {}
+    records: dict[str, FinishedRun] = {}
     for line in found:
-        if line.record is not None:
+        if isinstance(line.record, FinishedRun):
             records.setdefault(line.name, line.record)
 
     for name, same in conflicts(found).items():
@@ -252,10 +234,8 @@ def _records(states: tuple[State, ...]) -> dict[str, dict[str, Any]]:
     return records
 
 
-def _lines_of(file: Path) -> list[Line]:
-    if not file.is_file():
-        return []
-    return list(_parsed(*_state(file)))
+def _lines_of(file: Path) -> tuple[Line, ...]:
+    return _parsed(*_state(file))
 
 
 @lru_cache(maxsize=64)
@@ -266,16 +246,14 @@ def _parsed(file: Path, *state: int) -> tuple[Line, ...]:
     can leave it.
     """
     content = file.read_text(encoding="utf-8", errors="backslashreplace")
-    check = kept_line.check_finished
-    if file.name == FAILED:
-        check = kept_line.check_failed
     found = []
     # Not by splitlines, for which a line ends at other characters too.
     for number, text in enumerate(content.split("\n"), 1):
         if text.strip():
-            found.append(kept_line.parsed(file, number, text, check))
+            found.append(_line(file, number, text))
     if not found:
-        found.append(kept_line.emptied(file))
+        name = f"damaged-{short_hash(file.name)}"
+        found.append(Line(file, 1, "", name, "", problem="the file is empty"))
     for line in found:
         if line.record is None:
             warnings.warn(
@@ -287,34 +265,43 @@ def _parsed(file: Path, *state: int) -> tuple[Line, ...]:
     return tuple(found)
 
 
-def add(finished: dict[str, Any], profile: str | Path) -> None:
-    """Keep the record of a finished run, unless one is kept already; its results are rounded.
+def _line(file: Path, number: int, text: str) -> Line:
+    """A line of a file; what is not the record of such a run is damaged."""
+    kind: type[FinishedRun | FailedRun] = FinishedRun
+    if file.name == FAILED:
+        kind = FailedRun
+    try:
+        record = kind.read(text)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        begins = ""
+        beginning = _BEGINNING.match(text)
+        if beginning:
+            begins = beginning[1]
+        name = f"damaged-{short_hash(text)}"
+        return Line(file, number, text, name, begins, problem=str(error)[:200])
+    return Line(file, number, text, record.name, record.name, record)
 
-    Raises ValueError where it is not the record of a finished run.
-    """
-    if finished["name"] not in read(profile):
-        text = kept_line.written(kept_line.rounded(finished), kept_line.check_finished)
-        put(finished["name"], text, profile)
+
+def add(finished: FinishedRun, profile: str | Path) -> None:
+    """Keep a finished run, unless one of its name is kept already."""
+    if finished.name not in read(profile):
+        put(finished.name, finished.line(), profile)
 
 
-def add_repeat(finished: dict[str, Any], profile: str | Path) -> None:
+def add_repeat(finished: FinishedRun, profile: str | Path) -> None:
     """Keep the record of a kept run that was trained again beside its line, once."""
-    text = kept_line.written(kept_line.rounded(finished), kept_line.check_finished)
+    text = finished.line()
     with _locked(profile) as home:
-        texts = [line.text for line in repeated(profile)]
+        texts = [line.text for line in lines(profile, REPEATED)]
         if text not in texts:
             _write(home / REPEATED, [*texts, text])
 
 
-def add_failure(failed: dict[str, Any], profile: str | Path) -> None:
-    """Keep the record of a run that failed, in place of an earlier one of its name.
-
-    Raises ValueError where it is not the record of such a run.
-    """
-    text = kept_line.written(kept_line.rounded(failed), kept_line.check_failed)
+def add_failure(failed: FailedRun, profile: str | Path) -> None:
+    """Keep the record of a run that failed, in place of an earlier one of its name."""
     with _locked(profile) as home:
-        others = [line.text for line in failed_lines(profile) if line.begins != failed["name"]]
-        _write(home / FAILED, sorted([*others, text]))
+        others = [line.text for line in lines(profile, FAILED) if line.begins != failed.name]
+        _write(home / FAILED, sorted([*others, failed.line()]))
 
 
 def put(name: str, text: str, profile: str | Path) -> None:
@@ -322,9 +309,9 @@ def put(name: str, text: str, profile: str | Path) -> None:
 
     Files are written whole, by one process at a time, and sorted by name.
     """
-    kept_line.checked_name(name)
+    checked_name(name)
     with _locked(profile) as home:
-        by_file = {file: _lines_of(file) for file in _kept_files(profile)}
+        by_file = {file: _lines_of(file) for file in _files(profile, KEPT)}
         holding = []
         roomy = []
         for file, found in by_file.items():
@@ -349,12 +336,13 @@ def put(name: str, text: str, profile: str | Path) -> None:
 
 def drop(name: str, profile: str | Path) -> None:
     """Take out every line called `name`, which may be a run's or that of a damaged line."""
-    with _locked(profile) as home:
-        for file in [*_kept_files(profile), home / REPEATED, home / FAILED]:
-            found = _lines_of(file)
-            others = [line.text for line in found if line.name != name]
-            if len(others) < len(found):
-                _write(file, others)
+    with _locked(profile):
+        for pattern in FILES:
+            for file in _files(profile, pattern):
+                found = _lines_of(file)
+                others = [line.text for line in found if line.name != name]
+                if len(others) < len(found):
+                    _write(file, others)
 
 
 @contextmanager
@@ -362,8 +350,7 @@ def held(where: Path) -> Iterator[None]:
     """Lock a run's folder for its training, and keep the finished run.
 
     Another process that wants the same run waits.  If the run is kept with other numbers, the new
-    ones are kept beside them, see `compare_repeat`.  If it fails, and has no numbers from before,
-    that is kept.
+    ones are kept beside them.  If it fails, and has no numbers from before, that is kept.
 
     Raises `Failed` where it has failed before.
     """
@@ -381,22 +368,24 @@ def held(where: Path) -> Iterator[None]:
             if where.name in read(profile):
                 raise
             raise _kept_as_failed(where, failure) from failure
-        finished = _finished(where)
+        finished = record_in(where)
         add(finished, profile)
-        if not compare_repeat(where, profile).agree:
+        if not record(where.name, profile).agrees(finished):
             add_repeat(finished, profile)
 
 
 def _kept_as_failed(where: Path, failure: NonFiniteLoss) -> NonFiniteLoss:
     """Keep what happened to the run of this folder; returns what is to be raised."""
     settings = json.loads((where / run_folder.SETTINGS).read_text(encoding="utf-8"))
-    failed = {
-        "name": where.name,
-        "run": settings,
-        "environment": failure.environment,
-        "where": failure.where,
-        "what": failure.what,
-    }
+    failed = FailedRun.of(
+        {
+            "name": where.name,
+            "run": settings,
+            "environment": failure.environment,
+            "where": failure.where,
+            "what": failure.what,
+        }
+    )
     profile = where.parents[1]
     add_failure(failed, profile)
     file = paths.shown(profile / FAILED)
@@ -406,24 +395,17 @@ def _kept_as_failed(where: Path, failure: NonFiniteLoss) -> NonFiniteLoss:
     )
 
 
-def compare_repeat(where: Path, profile: str | Path) -> Repeat:
-    """The kept record of the run that trained in the folder `where`, and the folder's own."""
-    kept = record(where.name, profile)
-    again = _finished(where)
-    return Repeat(kept, again, kept_line.agree(kept, again))
-
-
-def _finished(where: Path) -> dict[str, Any]:
-    finished = kept_line.rounded({"name": where.name, **run_folder.read_record(where)})
+def record_in(where: Path) -> FinishedRun:
+    """The record of the run that finished in the folder `where`; ValueError: it is damaged."""
+    content = run_folder.read_record(where)
     try:
-        kept_line.check_finished(finished)
+        return FinishedRun.rounded({"name": where.name, **content})
     except ValueError as error:
         file = paths.shown(where / run_folder.FINISHED)
         raise ValueError(
             f"{file} is damaged ({error}); remove the folder: where the run is needed it is "
             "trained again"
         ) from error
-    return finished
 
 
 @contextmanager

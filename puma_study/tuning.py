@@ -418,7 +418,7 @@ def go_through(
             names = [run_folder.run_name(run_of(trial)) for trial in asked]
         for trial, name in zip(asked, names, strict=True):
             if name in kept:
-                done.scores[trial] = accuracy(kept[name], "harmonic")
+                done.scores[trial] = kept[name].accuracy("harmonic")
             elif name in failed:
                 done.scores[trial] = 0.0
             else:
@@ -433,12 +433,7 @@ def kept_accuracy(run: Run, profile: Profile, dataset: str = "harmonic") -> floa
     record = store.read(profile.name).get(run_folder.run_name(run))
     if record is None:
         return np.nan
-    return accuracy(record, dataset)
-
-
-def accuracy(record: Mapping, dataset: str) -> float:
-    """R@1 of a kept run on a dataset, unified or harmonic."""
-    return next(line["R@1"] for line in record["table"] if line["dataset"] == dataset)
+    return record.accuracy(dataset)
 
 
 def train(trials: Iterable[Trial], profile: Profile) -> None:
@@ -484,8 +479,8 @@ def table(search: Search, progress: Progress[Trial], profile: Profile) -> pd.Dat
         unified = np.nan
         loss = None
         if name in kept:
-            unified = accuracy(kept[name], "unified")
-            loss = kept[name].get("open_loss")
+            unified = kept[name].accuracy("unified")
+            loss = kept[name].open_loss
         run = run_for(trial, profile)
         is_chosen = settings.get(trial.row) == trial.setting
         lines.append(

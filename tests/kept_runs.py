@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from puma_study import kept_line, store
+from puma_study import record, store
+from puma_study.record import FailedRun, FinishedRun
 from pumalib import config, data, evaluation, paths
 from pumalib.training import run_folder
 
@@ -75,28 +76,42 @@ def keep_three():
     return {key: folder.name for key, folder in folders.items()}
 
 
+def add(content, profile="test"):
+    """Keep a finished run of this content; its name."""
+    finished = FinishedRun.rounded(content)
+    store.add(finished, profile)
+    return finished.name
+
+
+def add_failed(content, profile="test"):
+    """Keep a failed run of this content; its name."""
+    failed = FailedRun.of(content)
+    store.add_failure(failed, profile)
+    return failed.name
+
+
 def keep(run, profile, rate, **more):
     """Keep a run of a profile, at a rate of hits."""
-    record = {"run": json.loads(run.to_json()), **results_of(run, 1, rate), **more}
-    store.add({"name": run_folder.run_name(run), **record}, profile.name)
+    content = {"run": json.loads(run.to_json()), **results_of(run, 1, rate), **more}
+    add({"name": run_folder.run_name(run), **content}, profile.name)
 
 
 def fail(run, profile):
     """Keep that the loss of a run was not finite."""
     happened = {"where": "epoch 1, batch 2", "what": "the loss is nan"}
-    record = {"run": json.loads(run.to_json()), "environment": {"device": "cpu"}, **happened}
-    store.add_failure({"name": run_folder.run_name(run), **record}, profile.name)
+    content = {"run": json.loads(run.to_json()), "environment": {"device": "cpu"}, **happened}
+    add_failed({"name": run_folder.run_name(run), **content}, profile.name)
 
 
 def another(name="another", **changes):
-    """The record of another run, as `store.add` takes it."""
+    """The content of the record of another run, as `add` takes it."""
     run = json.loads(RUNS["linear"].to_json())
     return {"name": name, "run": run, **numbers(9, 0.5), **changes}
 
 
 def any_name(monkeypatch):
     """Let runs be called as a test pleases, whatever their settings."""
-    monkeypatch.setattr(kept_line, "check_name_of", lambda record: None)
+    monkeypatch.setattr(record, "check_name_of", lambda record: None)
 
 
 def kept_file(number=1):

@@ -31,7 +31,9 @@ def test_a_gain_is_of_the_seeds_that_both_have(names):
     assert set(gain["ours"]) == {names["puma"]}
     assert set(gain["theirs"]) == {names["linear"]}
 
-    hits = [store.hits(names[key], "test")["aircraft"].mean() for key in ("puma", "linear")]
+    hits = [
+        store.record(names[key], "test").hits()["aircraft"].mean() for key in ("puma", "linear")
+    ]
     assert gain.at["aircraft", "points"] == pytest.approx(100 * (hits[0] - hits[1]))
 
 
@@ -59,7 +61,7 @@ def test_the_profile_says_which_seeds_are_looked_for(names):
 
 def test_accuracies_are_means_over_seeds_in_percent(names):
     found = across.accuracies(RUNS["linear"], SEVERAL)
-    hits = [store.hits(names[key], "test")["digits"].mean() for key in ("linear", "again")]
+    hits = [store.record(names[key], "test").hits()["digits"].mean() for key in ("linear", "again")]
     assert found["digits"] == pytest.approx(100 * np.mean(hits))
 
 

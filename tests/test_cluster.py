@@ -78,7 +78,7 @@ def test_the_run_of_a_killed_worker_goes_on_from_its_checkpoint(address, monkeyp
     training.train(long, tmp_path / "uninterrupted")
     whole = training.run_folder.read_record(tmp_path / "uninterrupted")["table"]
     pd.testing.assert_frame_equal(
-        *(pd.DataFrame(t) for t in (store.record(folder.name, "test")["table"], whole))
+        *(pd.DataFrame(t) for t in (store.record(folder.name, "test").content()["table"], whole))
     )
     assert results[0].names == {"x": [folder.name]}
 

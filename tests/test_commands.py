@@ -1,6 +1,5 @@
 """The command line: quick to help, exact about what it refuses, and honest about what came out."""
 
-import base64
 import json
 import os
 import re
@@ -14,11 +13,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from kept_runs import add
 from PIL import Image
 from safetensors.torch import load_file
 
 from puma_study import notebooks, one_run, runs, store
 from puma_study.__main__ import main as study_main
+from puma_study.record import FinishedRun
 from pumalib import evaluation, paths
 from pumalib.__main__ import main as library_main
 from pumalib.models import backbones
@@ -140,7 +141,7 @@ def test_without_a_head_what_trains_needs_the_width_of_the_backbone(small, resul
 
 
 def kept(profile, method):
-    (record,) = [r for r in store.read(profile).values() if r["name"].startswith(f"{method}-")]
+    (record,) = [r for r in store.read(profile).values() if r.name.startswith(f"{method}-")]
     return record
 
 
@@ -150,7 +151,7 @@ def test_a_run_that_fails_is_noted_and_told_until_it_is_removed(small, results, 
     status, _, error = call(capsys, *diverging)
     ((name, record),) = store.failures("small").items()
     assert status == 1
-    assert f"run {name}, {record['where']}: {record['what']}" in error
+    assert f"run {name}, {record.where}: {record.what}" in error
     assert f"not trained again before `python -m puma_study runs remove {name} --yes`" in error
     assert "Traceback" not in error and store.read("small") == {}
 
@@ -162,13 +163,13 @@ def test_a_run_that_fails_is_noted_and_told_until_it_is_removed(small, results, 
 
     assert call(capsys, "runs", "remove", f"small/{name}", "--yes")[0] == 0
     status, _, error = call(capsys, *diverging)
-    assert status == 1 and record["what"] in error
+    assert status == 1 and record.what in error
     assert store.failures("small").keys() == {name}
 
 
 def test_a_kept_run_that_is_trained_again_says_that_it_agrees(small, results, capsys):
     status, first, _ = call(capsys, "runs", "train", "linear", "--profile", small, "-p", "epochs=2")
-    name = kept("small", "linear")["name"]
+    name = kept("small", "linear").name
     assert status == 0 and first.splitlines()[0].endswith(name)
     assert "R@1: photos 0." in first and "kept:" not in first
 
@@ -188,23 +189,23 @@ def test_a_kept_run_that_is_trained_again_says_that_it_agrees(small, results, ca
 
 def with_three_other_hits(record):
     """The record of a run of which three queries of photos came out otherwise."""
-    other = json.loads(json.dumps(record))
-    hits = bytearray(base64.b64decode(other["hits"]["photos"]))
-    hits[0] ^= 0b111
-    other["hits"]["photos"] = base64.b64encode(hits).decode()
+    other = record.content()
+    hits = record.hits()["photos"]
+    hits[:3] = 1 - hits[:3]
+    other["hits"]["photos"] = evaluation.pack(hits)
     rows = {row["dataset"]: row for row in other["table"]}
-    rows["photos"]["R@1"] = float(store.unpacked(other, "hits")["photos"].mean())
+    rows["photos"]["R@1"] = float(hits.mean())
     own = [rows[name]["R@1"] for name in ("photos", "aircraft")]
     rows["harmonic"]["R@1"] = float(evaluation.harmonic_mean(np.array(own)))
-    return other
+    return FinishedRun.rounded(other)
 
 
 def test_other_numbers_are_told_and_kept_beside(small, results, capsys):
     assert call(capsys, "runs", "train", "linear", "--profile", small)[0] == 0
     record = kept("small", "linear")
-    name = record["name"]
+    name = record.name
     other = with_three_other_hits(record)
-    photos = f"{other['table'][0]['R@1']:.3f}"
+    photos = f"{other.accuracy('photos'):.3f}"
     store.drop(name, "small")
     store.add(other, "small")  # as if another machine had kept it
     was_kept = store.record(name, "small")
@@ -213,7 +214,7 @@ def test_other_numbers_are_told_and_kept_beside(small, results, capsys):
         status, said, _ = call(capsys, "runs", "train", name, "--profile", small)
         assert status == 1
         _, now, before, verdict = said.splitlines()
-        assert now.startswith(f"R@1: photos {record['table'][0]['R@1']:.3f}, ")
+        assert now.startswith(f"R@1: photos {record.accuracy('photos'):.3f}, ")
         assert before.startswith(f"kept: photos {photos}, ")
         assert now != before.replace("kept:", "R@1:")
         assert verdict.startswith("They differ: R@1 is another for 3 of ") and "on cpu" in verdict
@@ -221,38 +222,36 @@ def test_other_numbers_are_told_and_kept_beside(small, results, capsys):
         assert "no other seed of it is kept" in verdict
     assert store.record(name, "small") == was_kept, "what was kept stays"
     (line,) = (results / "small" / "repeated.jsonl").read_text().splitlines()
-    assert json.loads(line)["table"] == record["table"]
+    assert json.loads(line)["table"] == record.content()["table"]
 
 
 def test_numbers_may_differ_where_no_hit_does(small, capsys):
     assert call(capsys, "runs", "train", "linear", "--profile", small)[0] == 0
     was = kept("small", "linear")
-    other = json.loads(json.dumps(was))
+    other = was.content()
     other["table"][0]["R@8"] = 0.987654
-    store.drop(other["name"], "small")
-    store.add(other, "small")
-    status, said, _ = call(capsys, "runs", "train", other["name"], "--profile", small)
+    store.drop(was.name, "small")
+    add(other, "small")
+    status, said, _ = call(capsys, "runs", "train", was.name, "--profile", small)
     assert status == 0, "every query's hit is the same"
-    apart = abs(other["table"][0]["R@8"] - was["table"][0]["R@8"])
+    apart = abs(other["table"][0]["R@8"] - was.content()["table"][0]["R@8"])
     verdict = "They agree in the hit of every query; other numbers do not: at most by "
     assert f"{verdict}{apart:.2g} (R@8 of photos)" in said
 
 
 def test_changed_hits_are_shown_beside_what_seeds_change():
     """By hand: seeds at 20, 22 and 24 % have a standard deviation of 2 points."""
-    tables = [
-        {"table": [{"dataset": "unified", "R@1": one}, {"dataset": "harmonic", "R@1": 0.5}]}
-        for one in (0.22, 0.225)
-    ]
+    before = {"unified": 0.22, "harmonic": 0.5}
+    now = {"unified": 0.225, "harmonic": 0.5}
     seeds = pd.DataFrame({"unified": [0.2, 0.22, 0.24], "harmonic": 0.5})
-    said = one_run._changes(store.Repeat(*tables, agree=False), seeds)
+    said = one_run._changes(before, now, seeds)
     assert "unified 22.00 to 22.50 (+0.50; standard deviation of the 3 kept seeds 2.00)" in said
     assert "harmonic 50.00 to 50.00 (+0.00; standard deviation of the 3 kept seeds 0.00)" in said
 
 
 def test_a_run_of_another_profile_says_where_it_is_kept(small, results, capsys):
     assert call(capsys, "runs", "train", "pretrained", "--profile", small)[0] == 0
-    name = kept("small", "pretrained")["name"]
+    name = kept("small", "pretrained").name
     status, _, err = call(capsys, "runs", "train", name)
     assert status == 2
     assert f"{name} is not kept in profile smoke, but in small: add --profile small" in err
@@ -304,7 +303,7 @@ def test_no_two_lines_of_the_study_look_alike(monkeypatch, capsys):
 
 def test_a_kept_run_is_trained_as_it_is(small, capsys):
     assert call(capsys, "runs", "train", "pretrained", "--profile", small)[0] == 0
-    name = kept("small", "pretrained")["name"]
+    name = kept("small", "pretrained").name
     for ignored in (["--loss", "ms"], ["--seed", "0"], ["-s", "prompts=1"], ["-p", "epochs=3"]):
         status, _, err = call(capsys, "runs", "train", name, "--profile", small, *ignored)
         assert status == 2 and "is a kept run, trained again as it is: leave out -p, -s" in err

@@ -1,12 +1,13 @@
 """Rows of kept runs compared: seeds pooled over a profile's rows, ensembles, groups, profiles."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
-from kept_runs import any_name
+from kept_runs import add, any_name
 from scipy import stats
 
 from puma_study import contrasts, groups, seeds, store
@@ -54,8 +55,7 @@ def keep(row, seed, rates, profile="test", members=None):
         record["run"] = RUN | {"seed": seed, "dim": 16 + sum(row.encode())}
     else:
         record["members"] = members
-    store.add(record, profile)
-    return record["name"]
+    return add(record, profile)
 
 
 def keep_row(row, shifts, rate=0.5, profile="test"):
@@ -74,7 +74,7 @@ def accuracies(names, profile="test"):
     """R@1 (seeds, columns) of some runs, from their hits."""
     lines = []
     for name in names:
-        means = {key: hits.mean() for key, hits in store.hits(name, profile).items()}
+        means = {key: hits.mean() for key, hits in store.record(name, profile).hits().items()}
         own = np.array([means[key] for key in CLASSES])
         lines.append({**means, "harmonic": 2 / (1 / own).sum()})
     return pd.DataFrame(lines)
@@ -101,8 +101,8 @@ def test_a_difference_has_the_variance_of_all_stable_rows():
     gain = accuracies(rows["ours"]) - accuracies(rows["theirs"])
     assert found["value"][gain.columns].tolist() == pytest.approx(gain.mean().tolist())
     lone = evaluation.paired_difference(
-        {seed: store.hits(name, "test") for seed, name in enumerate(rows["ours"])},
-        {seed: store.hits(name, "test") for seed, name in enumerate(rows["theirs"])},
+        {seed: store.record(name, "test").hits() for seed, name in enumerate(rows["ours"])},
+        {seed: store.record(name, "test").hits() for seed, name in enumerate(rows["theirs"])},
         store.classes(rows["ours"][0], "test"),
     )
     of_classes = lone.at["unified", "error"] ** 2 - gain["unified"].var(ddof=1) / 3
@@ -143,13 +143,11 @@ def test_kept_rows_with_few_images_lie_farther_apart(profile, monkeypatch):
     monkeypatch.setattr(paths, "RESULTS", paths.ROOT / "results")
     found = []
     for record in store.read(profile).values():
-        if "members" in record:
+        if record.members is not None:
             continue
-        row = config.Run.from_dict(record["run"] | {"seed": 0}).identity("", "")
-        queries = {line["dataset"]: line["queries"] for line in record["table"]}
-        few = record["run"]["data"].get("shots", 0) > 0
-        accuracy = {line["dataset"]: line["R@1"] for line in record["table"]}["unified"]
-        found.append((few, row, str(queries), accuracy))
+        row = replace(record.settings, seed=0).identity("", "")
+        few = record.settings.data.shots > 0
+        found.append((few, row, str(record.queries), record.accuracy("unified")))
     table = pd.DataFrame(found, columns=["few", "row", "queries", "accuracy"])
     # The benchmark's own test images: those with which few images were tried.
     own = table.loc[table["few"], "queries"].mode()[0]

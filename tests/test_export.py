@@ -1,12 +1,12 @@
 """A trained model for others: a folder that needs nothing else, ONNX, and the one in the box."""
 
-import copy
 import importlib.util
 import json
 import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -292,9 +292,9 @@ def test_the_trials_program_keeps_a_run_by_a_name(tmp_path, monkeypatch, capsys,
     monkeypatch.setattr(program, "MOST_BYTES", 1000)
     with pytest.raises(ValueError, match="more than 1,000: not kept"):
         program.keep(folder, tmp_path / "kept" / "large", "smoke")
-    record = copy.deepcopy(store.record(folder.name, "smoke"))
-    record["table"][0]["R@1"] += 0.1
-    monkeypatch.setattr(store, "record", lambda name, profile: record)
+    kept = store.record(folder.name, "smoke")
+    other = SimpleNamespace(accuracies={"unified": kept.accuracy("unified") + 0.1})
+    monkeypatch.setattr(store, "record", lambda name, profile: other)
     with pytest.raises(ValueError, match="it is another model"):
         program.keep(folder, tmp_path / "kept" / "other", "smoke")
     assert [one.name for one in (tmp_path / "kept").iterdir()] == ["small-linear"]

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from kept_runs import another, any_name
+from kept_runs import add, another, any_name
 from PIL import Image
 from safetensors.torch import load_file
 from small_disks import PAGE, mounted_if_possible
@@ -185,7 +185,7 @@ def searched(benchmark):
 
 
 def line(benchmark):
-    store.add(another(), "test")
+    add(another())
     return store.read("test")
 
 

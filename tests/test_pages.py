@@ -16,7 +16,8 @@ import torch
 import yaml
 from PIL import Image
 
-from puma_study import figures, kept_line, store
+from puma_study import figures, store
+from puma_study.record import FinishedRun
 from pumalib import evaluation, paths
 from pumalib.models import backbones
 from tools import page_methods, page_parts, page_rows, pages
@@ -120,13 +121,13 @@ def test_the_numbers_of_a_row_are_the_mean_of_its_runs(readmes):
     """PUMA's R@1 and its parameters, from other code, beside the printed R@1."""
     names = runs_of("PUMA", readmes.stage)
     records = [store.record(name, RESULTS / readmes.stage) for name in names]
-    tables = [pd.DataFrame(record["table"]).set_index("dataset") for record in records]
+    tables = [record.scores() for record in records]
 
     unified, harmonic = [
         100 * np.mean([table.at[column, "R@1"] for table in tables])
         for column in ("unified", "harmonic")
     ]
-    trained = records[0]["parameters"]["trainable"] / 1e6
+    trained = records[0].parameters.trainable / 1e6
     expected = f"| PUMA | {unified:.1f} | 81.3 | {harmonic:.1f} | 84.1 | {trained:.2f} M |"
     assert len(names) == 5
     assert expected in page_parts.headline(readmes, ["linear", "puma"])
@@ -160,7 +161,7 @@ def copied(tmp_path, monkeypatch):
         record = json.loads(lines[places[0]])
         del record["digest"]
         changed(record)
-        lines[places[0]] = kept_line.written(record, kept_line.check_finished)
+        lines[places[0]] = FinishedRun.of(record).line()
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     change.folder = tmp_path
@@ -279,7 +280,7 @@ def test_a_gap_has_the_averages_that_the_settings_name(kept_of):
     for row, runs in names.items():
         by_seed = []
         for name in runs:
-            lines = pd.DataFrame(store.record(name, "photos-8")["table"]).set_index("dataset")
+            lines = store.record(name, "photos-8").scores()
             own = lines["R@1"].drop(["unified", "harmonic", "clothes"])
             by_seed.append(len(own) / (1 / own).sum())
         means[row] = np.mean(by_seed)
@@ -319,7 +320,7 @@ def test_which_method_says_the_numbers_of_runs(kept):
     assert "| highest |" in table.splitlines()[0]
 
     records = [store.record(name, "photos") for name in runs_of("PUMA")]
-    minutes = np.mean([record["seconds"] for record in records]) / 60
+    minutes = np.mean([record.seconds for record in records]) / 60
     images = 87 * 90 * 8
     line = page_methods.by_method(kept, ["photos"], ["puma"]).splitlines()[2]
     assert line.endswith(f"| {images:,} | {minutes:.1f} | not measured |")

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from kept_runs import any_name
+from kept_runs import add, any_name
 
-from puma_study import claims, printed, store, verdicts
+from puma_study import claims, printed, verdicts
 from pumalib import config, evaluation, paths
 
 PAPER_TEXT = Path(__file__).resolve().parents[2] / "shared" / "paper" / "puma_paper.txt"
@@ -160,7 +160,7 @@ def study_of(tmp_path, monkeypatch):
                         "parameters": {"trainable": 1, "total": 2},
                         "images_per_second": None,
                     }
-                    store.add({**record, "table": table, "hits": packed, "classes": first}, "test")
+                    add({**record, "table": table, "hits": packed, "classes": first})
                 lines.append({"row": row, "runs": " ".join(names)})
             pd.DataFrame(lines).to_csv(tmp_path / "test" / f"{file}.csv", index=False)
         return verdicts.scorecard(profile)

@@ -5,11 +5,23 @@ import json
 import kept_runs
 import pytest
 from filelock import FileLock
-from kept_runs import RUNS, add_text, another, any_name, kept_file, line_of, texts, trained
+from kept_runs import (
+    RUNS,
+    add,
+    add_failed,
+    add_text,
+    another,
+    any_name,
+    kept_file,
+    line_of,
+    texts,
+    trained,
+)
 
 import puma_study as study
 from puma_study import contrasts, runs, store
 from puma_study.__main__ import main
+from puma_study.record import FinishedRun
 from pumalib import paths
 from pumalib.__main__ import main as library_main
 from pumalib.training import run_folder
@@ -32,7 +44,7 @@ def test_list_filters_by_any_setting(names, capsys):
     table = study.list_runs("test")
     assert table.loc[names["again"], ["method", "seed", "epochs"]].tolist() == ["linear", 1, 3]
     assert table.loc[names["puma"], "data.image_size"] == 48
-    r1 = store.record(names["puma"], "test")["table"][2]["R@1"]
+    r1 = store.record(names["puma"], "test").accuracy("unified")
     assert table.loc[names["puma"], "unified"] == pytest.approx(100 * r1)
     status, out, _ = call(capsys, "list", "--query", "method == 'linear' and `training.lr` < 1")
     assert status == 0
@@ -56,15 +68,14 @@ def failed(names):
     """One more run, that failed."""
     run = kept_runs.PROFILE.run("mlp3")
     name = run_folder.run_name(run)
-    record = {
+    content = {
         "name": name,
         "run": json.loads(run.to_json()),
         "environment": {"device": "cpu"},
         "where": "epoch 2, batch 5",
         "what": "the loss is nan",
     }
-    store.add_failure(record, "test")
-    return name
+    return add_failed(content)
 
 
 def test_list_tells_those_that_failed_by_themselves(failed, names, capsys):
@@ -85,7 +96,7 @@ def test_verify_knows_those_that_failed(failed, names, capsys):
     assert call(capsys, "verify") == (0, "no problem\n", "")
     file = paths.RESULTS / "test" / store.FAILED
     whole = file.read_text()
-    record = store.failures("test")[failed]
+    record = store.failures("test")[failed].content()
     file.write_text(line_of(record | {"run": record["run"] | {"dim": 17}}) + "\n")
     status, out, _ = call(capsys, "verify")
     assert status == 1 and f"test/{failed}: failed; outdated:" in out
@@ -115,8 +126,8 @@ def test_compare_says_that_a_run_failed(failed, names, capsys):
 
 
 def test_the_open_loss_is_a_column_where_it_was_kept(names):
-    store.add(another(open_loss=1.25), "test")
-    store.add(another("untrained", open_loss=None), "test")
+    add(another(open_loss=1.25))
+    add(another("untrained", open_loss=None))
     column = study.list_runs("test")["open_loss"]
     assert column["another"] == 1.25
     assert column.drop("another").isna().all()
@@ -124,7 +135,7 @@ def test_the_open_loss_is_a_column_where_it_was_kept(names):
 
 def test_settings_cannot_pass_for_a_name(names):
     record = another()
-    store.add(record | {"run": record["run"] | {"name": "puma-best", "device": "tpu"}}, "test")
+    add(record | {"run": record["run"] | {"name": "puma-best", "device": "tpu"}})
     line = study.list_runs("test").loc["another"]
     assert line["device"] == "cpu"
 
@@ -133,7 +144,7 @@ def test_compare_gives_settings_and_the_paired_difference(names, capsys):
     settings, table = runs.compare(names["linear"], f"test/{names['again']}")
     assert settings.T.to_dict("list") == {"seed": [0, 1]}
     first, second = (
-        study.hits(names[key], "test")["unified"].mean() for key in ("linear", "again")
+        store.record(names[key], "test").hits()["unified"].mean() for key in ("linear", "again")
     )
     assert table.at["unified", "value"] == pytest.approx(100 * (second - first))
     assert table.at["unified", "high"] < 0
@@ -156,8 +167,7 @@ def keep_by_seeds(row, seeds):
     for seed in seeds:
         record = another(f"{row}-{seed}", **kept_runs.numbers(seed, 0.5))
         record["run"]["seed"] = seed
-        store.add(record, "test")
-        kept.append(record["name"])
+        kept.append(add(record))
     return kept
 
 
@@ -183,7 +193,7 @@ def test_an_ensemble_has_the_seed_of_its_members(names):
     ours = keep_by_seeds("ours", [0, 3])
     ensemble = another("both", **kept_runs.numbers(3, 0.5), members=[ours[1], names["puma"]])
     del ensemble["run"]
-    store.add(ensemble, "test")
+    add(ensemble)
     gains = contrasts.difference(["both"], ours, "test")
     assert (gains["value"] == 0).all()
 
@@ -191,9 +201,9 @@ def test_an_ensemble_has_the_seed_of_its_members(names):
 @pytest.mark.filterwarnings("ignore:.*is damaged")
 def test_verify_finds_what_is_wrong_and_goes_on(names, capsys):
     assert call(capsys, "verify") == (0, "no problem\n", "")
-    changed = store.record(names["linear"], "test")
+    changed = store.record(names["linear"], "test").content()
     call(capsys, "remove", names["linear"], "--yes")
-    store.add(changed | {"run": changed["run"] | {"dim": 17}}, "test")
+    add(changed | {"run": changed["run"] | {"dim": 17}})
     (line,) = (line.text for line in store.lines("test") if line.name == names["again"])
     one_digit = line.replace('"R@8": 0.', '"R@8": 1.', 1)
     kept_file().write_text(kept_file().read_text().replace(line, one_digit))
@@ -213,7 +223,7 @@ def test_damaged_lines_are_removed_each_by_its_own_name(names, capsys):
     kept_file().write_text(
         "\n".join(["<<<<<<< ours", *whole[:2], "=======", *whole[2:], ">>>>>>> theirs", ""])
     )
-    store.add(another(), "test")
+    add(another())
     assert len(texts()) == 7, "what is damaged stays when others are written"
     said = call(capsys, "verify")[1]
     called = [line.split(": ")[0] for line in said.splitlines() if "damaged line" in line]
@@ -225,7 +235,7 @@ def test_damaged_lines_are_removed_each_by_its_own_name(names, capsys):
 
 
 def test_verify_names_both_of_two_lines_with_different_numbers(names, capsys):
-    add_text(line_of(store.record(names["puma"], "test") | kept_runs.numbers(5, 0.2)))
+    add_text(line_of(store.record(names["puma"], "test").content() | kept_runs.numbers(5, 0.2)))
     with pytest.warns(UserWarning, match="different numbers"):
         status, out, _ = call(capsys, "verify")
     assert status == 1
@@ -239,7 +249,8 @@ def test_verify_names_both_of_two_lines_with_different_numbers(names, capsys):
 
 @pytest.mark.filterwarnings("ignore:.*is damaged")
 def test_verify_checks_the_digests_of_repeated_lines(names, capsys):
-    store.add_repeat(store.record(names["puma"], "test") | kept_runs.numbers(5, 0.2), "test")
+    again = store.record(names["puma"], "test").content() | kept_runs.numbers(5, 0.2)
+    store.add_repeat(FinishedRun.rounded(again), "test")
     assert call(capsys, "verify")[:2] == (0, "no problem\n")
     file = paths.RESULTS / "test" / store.REPEATED
     file.write_text(file.read_text().replace('"R@8": 0.', '"R@8": 1.', 1))

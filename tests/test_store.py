@@ -9,10 +9,23 @@ from pathlib import Path
 
 import kept_runs
 import pytest
-from kept_runs import RUNS, add_text, another, any_name, finish, kept_file, line_of, texts, trained
+from kept_runs import (
+    RUNS,
+    add,
+    add_failed,
+    add_text,
+    another,
+    any_name,
+    finish,
+    kept_file,
+    line_of,
+    texts,
+    trained,
+)
 
 import puma_study as study
-from puma_study import analysis, kept_line, runs, store
+from puma_study import analysis, runs, store
+from puma_study.record import FailedRun, FinishedRun
 from pumalib import paths
 from pumalib.training import run_folder
 
@@ -48,17 +61,16 @@ def damaged():
 def test_lines_are_sorted_whole_and_of_eight_digits(names):
     assert [json.loads(line)["name"] for line in texts()] == sorted(names.values())
     record = store.read("test")[names["puma"]]
-    assert record["seconds"] == 0.33333333
-    assert record["log"] == []
-    assert "metrics" not in record
+    assert record.seconds == 0.33333333
+    assert record.log == []
     assert study.run_of(names["puma"], "test") == RUNS["puma"]
-    hits = study.hits(names["puma"], "test")["unified"]
-    assert hits.mean() == pytest.approx(record["table"][2]["R@1"], abs=1e-7)
+    hits = store.record(names["puma"], "test").hits()["unified"]
+    assert hits.mean() == pytest.approx(record.accuracy("unified"), abs=1e-7)
 
 
 def test_a_full_file_is_followed_by_another(names, monkeypatch):
     monkeypatch.setattr(store, "FULL", 3)
-    store.add(another(), "test")
+    add(another())
     assert [len(texts(number)) for number in (1, 2)] == [3, 1]
     kept_file().write_text(kept_file().read_text() + kept_file(2).read_text())  # as after a merge
     store.drop("another", "test")
@@ -68,7 +80,7 @@ def test_a_full_file_is_followed_by_another(names, monkeypatch):
 
 def test_a_file_of_long_lines_is_full_by_its_bytes(names, monkeypatch):
     monkeypatch.setattr(store, "FULL_BYTES", kept_file().stat().st_size)
-    store.add(another(), "test")
+    add(another())
     assert [len(texts(number)) for number in (1, 2)] == [3, 1]
 
 
@@ -78,7 +90,7 @@ def test_a_name_that_leads_elsewhere_is_none(name, names):
         with pytest.raises(ValueError, match="cannot be the name of a run"):
             use(name, "test")
     with pytest.raises(ValueError, match="cannot be the name of a run"):
-        store.add(another(name), "test")
+        add(another(name))
     with pytest.raises(ValueError, match="cannot be the name of a run"):
         store.put(name, "{}", "test")
     with pytest.raises(ValueError, match="cannot be the name of a run"):
@@ -216,7 +228,7 @@ def test_a_whole_line_of_another_shape_is_damaged_and_named(changes, names):
     ):
         assert store.read("test").keys() == set(names.values())
     with pytest.raises(ValueError, match=r"its|an ensemble"):
-        store.add(another("yet-another", **changes), "test")
+        add(another("yet-another", **changes))
     assert study.list_runs("test").index.tolist() == sorted(names.values())
 
 
@@ -238,7 +250,7 @@ def test_any_text_is_at_worst_a_damaged_line(text, names):
     add_text(text, "")
     assert len(study.list_runs("test")) == 3
     (line,) = damaged()
-    assert kept_line.DAMAGED.fullmatch(line.name)
+    assert store.DAMAGED.fullmatch(line.name)
     store.drop(line.name, "test")
     assert len(texts()) == 3
 
@@ -252,7 +264,7 @@ def test_an_empty_file_is_named_and_the_next_run_takes_its_place(names):
     assert not kept_file().exists()
     kept_file().write_text("")
     with pytest.warns(UserWarning, match="is damaged"):
-        store.add(another(), "test")
+        add(another())
     assert len(texts()) == 1 and store.read("test").keys() == {"another"}
 
 
@@ -265,19 +277,22 @@ def own_names(tmp_path, monkeypatch):
 
 def test_the_record_of_another_run_is_none_of_a_name(own_names):
     linear, puma = own_names["linear"], own_names["puma"]
-    whole = store.record(linear, "test")
+    whole = store.record(linear, "test").content()
     forged = [
-        store.record(puma, "test") | {"name": linear},
+        store.record(puma, "test").content() | {"name": linear},
         # Of the same method and loss.
-        store.record(own_names["again"], "test") | {"name": linear},
+        store.record(own_names["again"], "test").content() | {"name": linear},
         whole | {"run": whole["run"] | {"dim": 17}},
         whole | {"environment": {"device": "cpu", "data": "0" * 64}},
         whole | {"environment": {"device": "cpu"}},
+        {**whole, "run": None, "members": [puma]},
         whole | {"members": [puma]},
     ]
-    for record in forged:
-        kept_file().write_text(line_of(record) + "\n")
-        with pytest.warns(UserWarning, match="by its settings it would be called|its 'data'"):
+    for content in forged:
+        kept_file().write_text(line_of(content) + "\n")
+        with pytest.warns(
+            UserWarning, match="by its settings it would be called|has no 'data'|'members'"
+        ):
             assert store.read("test") == {}
     kept_file().write_text(line_of(whole) + "\n")
     assert store.read("test").keys() == {linear}
@@ -285,16 +300,16 @@ def test_the_record_of_another_run_is_none_of_a_name(own_names):
 
 def test_of_weights_in_a_file_the_method_and_loss_of_a_name_are_checked(own_names):
     """Another machine has other weights at the same place, and reads the line all the same."""
-    record = store.record(own_names["linear"], "test")
-    record["run"]["pretrained"] = "data/raw/gone.safetensors"
-    kept_line.check_finished(record)
+    content = store.record(own_names["linear"], "test").content()
+    content["run"]["pretrained"] = "data/raw/gone.safetensors"
+    assert FinishedRun.of(content).name == own_names["linear"]
     with pytest.raises(ValueError, match="would be called linear-"):
-        kept_line.check_finished(record | {"name": own_names["puma"]})
+        FinishedRun.of(content | {"name": own_names["puma"]})
 
 
 def test_a_record_of_other_settings_is_not_taken_for_a_row(own_names, monkeypatch):
     any_name(monkeypatch)
-    other = store.record(own_names["puma"], "test") | {"name": own_names["linear"]}
+    other = store.record(own_names["puma"], "test").content() | {"name": own_names["linear"]}
     kept_file().write_text(line_of(other) + "\n")
     with pytest.raises(ValueError, match=r"has the settings of another run: .*runs remove linear"):
         study.run_all({"row": RUNS["linear"]}, replace(kept_runs.PROFILE, seeds=(0,)))
@@ -310,7 +325,7 @@ def test_a_damaged_record_in_a_folder_is_removed_and_the_run_goes_on(content, ow
     ):
         assert not (folder / run_folder.FINISHED).exists()
         trained(RUNS["puma"], seed=1, rate=0.6)
-    assert store.compare_repeat(folder, "test").agree
+    assert store.record(folder.name, "test").agrees(store.record_in(folder))
 
 
 def pipe(file):
@@ -343,13 +358,12 @@ def test_a_run_that_is_trained_again_replaces_its_damaged_line(names):
 
 def test_two_lines_with_different_numbers_are_told_and_both_stay(names):
     one = store.record(names["puma"], "test")
-    other = one | kept_runs.numbers(5, 0.2)
-    add_text(line_of(other))
+    add_text(line_of(one.content() | kept_runs.numbers(5, 0.2)))
     with pytest.warns(
         UserWarning, match=r"different numbers \(kept-1.jsonl, line 3; kept-1.jsonl, line 4\)"
     ):
         assert store.read("test")[names["puma"]] == one
-    store.add(another(), "test")  # writes the file anew
+    add(another())  # writes the file anew
     assert set(store.conflicts(store.lines("test"))) == {names["puma"]}
     assert len(texts()) == 5
 
@@ -376,23 +390,17 @@ def test_a_repeated_training_is_kept_beside_once(names):
     trained(RUNS["puma"], seed=1, rate=0.6)  # as it was kept
     folder = store.folder(names["puma"], "test")
     finish(folder)
-    assert store.compare_repeat(folder, "test").agree
-    assert store.repeated("test") == []
+    assert store.record(folder.name, "test").agrees(store.record_in(folder))
+    assert store.lines("test", store.REPEATED) == []
 
     trained(RUNS["puma"], seed=7, rate=0.2)
     finish(folder)
     finish(folder)
-    repeat = store.compare_repeat(folder, "test")
-    assert not repeat.agree
-    assert repeat.kept == store.record(names["puma"], "test")
-    (line,) = store.repeated("test")
-    assert (line.file.name, line.name, line.record) == (
-        "repeated.jsonl",
-        names["puma"],
-        repeat.again,
-    )
-    digest = json.loads(line.text)["digest"]
-    assert digest == run_folder.short_hash(repeat.again)
+    again = store.record_in(folder)
+    assert not store.record(names["puma"], "test").agrees(again)
+    (line,) = store.lines("test", store.REPEATED)
+    assert (line.file.name, line.name, line.record) == ("repeated.jsonl", names["puma"], again)
+    assert line.text == line_of(again.content())
     assert len(texts()) == 3, "what is kept stays"
 
 
@@ -400,7 +408,7 @@ def test_a_repeated_training_is_kept_beside_once(names):
 
 
 def failed(name="linear-failed", **changes):
-    """The record of a run that failed, as `store.add_failure` takes it."""
+    """The content of the record of a run that failed, as `add_failed` takes it."""
     return {
         "name": name,
         "run": another()["run"],
@@ -412,11 +420,11 @@ def failed(name="linear-failed", **changes):
 
 
 def test_a_failed_run_is_kept_apart_and_has_no_numbers(names):
-    store.add_failure(failed(), "test")
-    assert store.failures("test") == {"linear-failed": failed()}
+    add_failed(failed())
+    assert store.failures("test") == {"linear-failed": FailedRun.of(failed())}
     assert store.read("test").keys() == set(names.values())
     assert len(texts()) == 3
-    for use in (store.record, store.hits, store.classes):
+    for use in (store.record, store.classes):
         message = (
             r"linear-failed \(epoch 3, batch 7: the loss is nan\).*runs remove linear-failed --yes"
         )
@@ -427,20 +435,20 @@ def test_a_failed_run_is_kept_apart_and_has_no_numbers(names):
 
 
 def test_a_later_failure_takes_the_place_of_an_earlier_one_and_drop_takes_it_out(names):
-    store.add_failure(failed("b"), "test")
-    store.add_failure(failed("a"), "test")
-    store.add_failure(failed("b", where="evaluation"), "test")
+    add_failed(failed("b"))
+    add_failed(failed("a"))
+    add_failed(failed("b", where="evaluation"))
     lines = (paths.RESULTS / "test" / store.FAILED).read_text().splitlines()
     assert [json.loads(line)["name"] for line in lines] == ["a", "b"]
-    assert store.failures("test")["b"]["where"] == "evaluation"
+    assert store.failures("test")["b"].where == "evaluation"
     store.drop("b", "test")
     assert store.failures("test").keys() == {"a"}
 
 
 def test_a_kept_run_has_its_numbers_whatever_failed_elsewhere(names):
-    store.add_failure(failed(names["puma"]), "test")
+    add_failed(failed(names["puma"]))
     assert store.failures("test") == {}
-    assert study.hits(names["puma"], "test")["unified"].size
+    assert store.record(names["puma"], "test").hits()["unified"].size
 
 
 @pytest.mark.parametrize(
@@ -449,12 +457,12 @@ def test_a_kept_run_has_its_numbers_whatever_failed_elsewhere(names):
     ids=str,
 )
 def test_what_is_no_failure_is_refused_and_damaged(changes, names):
-    record = failed(**changes)
+    content = failed(**changes)
     with pytest.raises(ValueError):
-        store.add_failure(record, "test")
-    (paths.RESULTS / "test" / store.FAILED).write_text(f"{line_of(record)}\n")
+        FailedRun.of(content)
+    (paths.RESULTS / "test" / store.FAILED).write_text(f"{line_of(content)}\n")
     with pytest.warns(UserWarning, match=r"failed.jsonl, line 1 \(damaged-\w{8}\) is damaged"):
         assert store.failures("test") == {}
     # Nor is the line of a finished run one of a failure, or the other way round.
-    with pytest.raises(ValueError, match="'environment'|'parameters'"):
-        store.add(failed(), "test")
+    with pytest.raises(ValueError, match="its 'parameters': Field required"):
+        FinishedRun.of(failed())

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from kept_runs import add_failed
 
 import puma_study as study
 from puma_study import analysis, needs, runs, store
@@ -68,7 +69,7 @@ def test_rows_become_a_table(results):
     assert set(tidy["seeds"]) == {2}
     assert (tidy["low"] <= tidy["value"]).all()
     assert (tidy["value"] <= tidy["high"]).all()
-    hits = [study.hits(name, "test")["unified"] for name in results.names["PUMA"]]
+    hits = [store.record(name, "test").hits()["unified"] for name in results.names["PUMA"]]
     assert len(hits) == 2
     assert wide.loc["PUMA", "unified"] == pytest.approx(np.mean(hits), abs=1e-7)
 
@@ -125,8 +126,8 @@ def test_a_failed_run_stops_no_other_and_is_told_by_name(failing, copied):
     assert training.run_name(rows["new"]) in store.read("test"), "the other was trained"
     assert store.failures("test").keys() == {name}
     record = store.failures("test")[name]
-    assert config.Run.from_dict(record["run"]) == NAN
-    assert record["environment"]["torch"] == torch.__version__
+    assert record.settings == NAN
+    assert record.content()["environment"]["torch"] == torch.__version__
 
     def train(*arguments):
         raise AssertionError("it is trained again")
@@ -148,8 +149,9 @@ def test_a_run_that_failed_in_another_process_meanwhile_stops_no_other(copied, m
     train = training.train
 
     def train_while_another_fails(run, folder, position=""):
-        failed = {"name": bad, "run": json.loads(NAN.to_json()), "environment": {}}
-        store.add_failure({**failed, "where": "epoch 9", "what": "the loss is nan"}, "test")
+        environment = {"device": "cpu"}
+        failed = {"name": bad, "run": json.loads(NAN.to_json()), "environment": environment}
+        add_failed({**failed, "where": "epoch 9", "what": "the loss is nan"})
         return train(run, folder, position)
 
     monkeypatch.setattr(training, "train", train_while_another_fails)
@@ -189,7 +191,7 @@ def test_a_kept_run_that_fails_when_it_is_trained_again_stays_kept(copied, monke
     monkeypatch.setattr(training, "train", train)
     with pytest.raises(training.NonFiniteLoss, match="^now it is not finite$"):
         study.model(name, "test", train=True)
-    assert name in store.read("test") and store.failed_lines("test") == []
+    assert name in store.read("test") and store.lines("test", store.FAILED) == []
 
 
 def test_side_rows_have_their_seeds_and_what_is_kept_besides(results, monkeypatch):
@@ -212,7 +214,7 @@ def test_embeddings_of_a_kept_run_give_its_numbers(results):
     name = results.names["PUMA"][0]
     embeddings, images = study.embeddings(name, "test")
     table = evaluation.scores(embeddings, images, (1,)).table(0)["R@1"]
-    stored = pd.DataFrame(store.record(name, "test")["table"]).set_index("dataset")["R@1"]
+    stored = store.record(name, "test").scores()["R@1"]
     pd.testing.assert_series_equal(table, stored, check_names=False)
     assert study.model(name, "test").run == study.run_of(name, "test") == ROWS["PUMA"]
 
@@ -228,7 +230,7 @@ def both(results):
 @pytest.fixture
 def members(both):
     """The runs of the ensemble by their datasets."""
-    names = store.record(both.names["specific"][0], "test")["members"]
+    names = store.record(both.names["specific"][0], "test").members
     return dict(zip(["photos", "aircraft"], names))
 
 
@@ -266,7 +268,7 @@ def test_a_model_that_was_not_kept_is_trained_again_only_on_demand(copied, resul
         study.embeddings(name, "test")
     again, _ = study.embeddings(name, "test", train=True)
     np.testing.assert_allclose(again, before, atol=1e-5)
-    assert store.compare_repeat(store.folder(name, "test"), "test").agree
+    assert store.record(name, "test").agrees(store.record_in(store.folder(name, "test")))
     with pytest.raises(ValueError, match="no run 'linear-' is kept in profile 'test'; near: "):
         study.model("linear-", "test")
 

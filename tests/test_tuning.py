@@ -364,5 +364,5 @@ def test_no_kept_optimum_is_at_an_edge_and_numbers_are_of_their_runs(file, monke
     finite = table.dropna(subset=["unified"])
     assert len(finite)
     for line in finite.itertuples():
-        accuracies = {one["dataset"]: one["R@1"] for one in kept[line.run]["table"]}
+        accuracies = kept[line.run].accuracies
         assert accuracies["harmonic"] == pytest.approx(line.harmonic, abs=1e-5), line.run

@@ -116,7 +116,7 @@ def _highest(names: Sequence[str], gaps: Sequence[Gap | None]) -> str:
 def _images(kept: Kept, row: str, profile: str) -> str:
     """How many images a run of the row is shown in training, repeats counted."""
     record = store.record(kept.names(row, profile)[0], profile)
-    shown = sum(epoch["images_per_second"] * epoch["seconds"] for epoch in record["log"])
+    shown = sum(epoch["images_per_second"] * epoch["seconds"] for epoch in record.log)
     return f"{round(shown):,}"
 
 
@@ -125,8 +125,8 @@ def _minutes(kept: Kept, row: str, profile: str) -> tuple[str, str]:
     by_device: dict[bool, list[float]] = {True: [], False: []}
     for name in kept.names(row, profile):
         record = store.record(name, profile)
-        on_cpu = record["environment"]["device"] == "cpu"
-        by_device[on_cpu].append(record["seconds"] / 60)
+        on_cpu = record.environment.device == "cpu"
+        by_device[on_cpu].append(record.seconds / 60)
     return _mean(by_device[True]), _mean(by_device[False])
 
 

@@ -152,7 +152,7 @@ class Kept:
 
     def last_loss(self, key: str, profile: str) -> float:
         """A row's training loss of the last epoch, the mean of its seeds."""
-        logs = [store.record(name, profile)["log"] for name in self.names(key, profile)]
+        logs = [store.record(name, profile).log for name in self.names(key, profile)]
         return float(np.mean([log[-1]["loss"] for log in logs]))
 
     def open_loss(self, key: str, profile: str) -> float:
@@ -161,7 +161,7 @@ class Kept:
         NaN where one of them has none: nothing was trained, or it is from before that was kept.
         """
         records = [store.record(name, profile) for name in self.names(key, profile)]
-        losses = [record.get("open_loss") for record in records]
+        losses = [record.open_loss for record in records]
         return float(np.mean([np.nan if loss is None else loss for loss in losses]))
 
     def printed(self, key: str, column: str) -> float:

@@ -9,12 +9,12 @@ the profile, has another model than the kept run, or is too large.
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import pumalib
 from puma_study import store
+from puma_study.record import FinishedRun
 from pumalib import data, embedder, evaluation, paths
 from tools import pages
 
@@ -120,24 +120,24 @@ def keep(folder: Path, place: Path, profile: str = PROFILE) -> Path:
     return place
 
 
-def _require_same_scores(model: embedder.Embedder, record: dict[str, Any], folder: Path) -> None:
+def _require_same_scores(model: embedder.Embedder, record: FinishedRun, folder: Path) -> None:
     """Raise ValueError unless the model finds what the kept run found."""
     benchmark = data.load(model.run.data)
     vectors = embedder.embed_rows(model.model, benchmark, benchmark.test, model.run.data)
     table = evaluation.scores(vectors, benchmark.test, (1,)).table(bootstrap=0)
-    for row in record["table"]:
-        found = table.at[row["dataset"], "R@1"]
-        if not np.isclose(found, row["R@1"], rtol=0, atol=TOLERANCE):
-            what = f"{folder} finds {found:.3f} of {row['dataset']}, its kept run {row['R@1']:.3f}"
+    for dataset, kept in record.accuracies.items():
+        found = table.at[dataset, "R@1"]
+        if not np.isclose(found, kept, rtol=0, atol=TOLERANCE):
+            what = f"{folder} finds {found:.3f} of {dataset}, its kept run {kept:.3f}"
             raise ValueError(f"{what}: it is another model")
 
 
-def scores(record: dict[str, Any]) -> str:
+def scores(record: FinishedRun) -> str:
     """R@1 of a kept run as a table in Markdown."""
     lines = ["| | R@1 |", "|---|---|"]
-    for row in record["table"]:
+    for dataset, row in record.scores().iterrows():
         interval = f"[{100 * row['R@1_low']:.1f}, {100 * row['R@1_high']:.1f}]"
-        lines.append(f"| {row['dataset']} | {100 * row['R@1']:.1f} {interval} |")
+        lines.append(f"| {dataset} | {100 * row['R@1']:.1f} {interval} |")
     return "\n".join(lines)
 
 
