@@ -64,11 +64,11 @@ photos: $(if $(STEP),,.venv/installed)  ## the rows on real photographs (docs/ph
 trial: $(if $(STEP),,.venv/installed)  ## the trial in the order of docs/protocol.md: tuning, headline, convergence, imbalance, when PUMA wins; days on a CPU
 	$(TRIAL_RUN) $(TRIAL) 91
 	@for name in $(TRIAL) $(TRIAL)-reversed $(TRIAL)-balanced photos-21k; do grep -q '^  $(LAST_TUNED): ' notebooks/profiles/$$name.yaml \
-	|| { echo "what follows needs the settings that 91 has found: copy its block 'tuned:' into notebooks/profiles/$$name.yaml"; exit 1; }; done
+	|| { echo "what follows needs the settings that 91 has found: copy what it prints under 'recipes:' in notebooks/profiles/$$name.yaml"; exit 1; }; done
 	$(TRIAL_RUN) $(TRIAL) 06 -p 'methods=$(TRIAL_METHODS)'
 	$(TRIAL_RUN) $(TRIAL) 03 -p 'components=[single, conditional, static, stochastic, conditional + stochastic]'
 	$(TRIAL_RUN) $(TRIAL) 02 -p 'methods=[universal CurricularFace, Linear Emb., MLP-3 Emb., VPT, LoRA, AdaptFormer, PUMA]'
-	$(TRIAL_RUN) $(TRIAL) 18 -p 'factors=[1, 4]' -p 'methods=[full, puma]' -p 'tuned=$(LONGER)'
+	$(TRIAL_RUN) $(TRIAL) 18 -p 'factors=[1, 4]' -p 'methods=[full, puma]' -p 'recipes=$(LONGER)'
 	$(TRIAL_RUN) $(TRIAL) 91 -p 'checks=[mirroring, length, convergence]'
 	$(TRIAL_RUN) photos-21k 06 -p 'methods=[full, lora, adapter, puma]'
 	$(TRIAL_RUN) $(TRIAL)-reversed 06 -p 'methods=$(IMBALANCE_METHODS)'
@@ -82,8 +82,8 @@ trial: $(if $(STEP),,.venv/installed)  ## the trial in the order of docs/protoco
 
 # The last loss that 94 finds a rate for.
 LAST_LOSS = normsoftmax
-needs_rates = @grep -q '^    $(LAST_LOSS): ' notebooks/profiles/$(1).yaml \
-	|| { echo "what follows needs the rates that 94 has found: copy its block 'tuned_losses:' into notebooks/profiles/$(1).yaml"; exit 1; }
+needs_rates = @grep -q '^  full/$(LAST_LOSS): ' notebooks/profiles/$(1).yaml \
+	|| { echo "what follows needs the rates that 94 has found: copy what it prints under 'recipes:' in notebooks/profiles/$(1).yaml"; exit 1; }
 
 survey: $(if $(STEP),,.venv/installed)  ## the survey's statements on real images, in the order of docs/protocol.md; a day on a CPU
 	$(TRIAL_RUN) photos-21k 94

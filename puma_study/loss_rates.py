@@ -186,8 +186,8 @@ def table(search: Search, progress: Progress[Trial], profile: Profile) -> pd.Dat
 
 
 def yaml_tuned_losses(method: str, rates: Mapping[str, float]) -> str:
-    """The block `tuned_losses:` of a profile that has each loss of a family at its rate."""
-    lines = ["tuned_losses:", f"  {method}:"]
+    """The block `recipes:` of a profile that has each loss of a family at its rate."""
+    lines = ["recipes:"]
     for family, rate in rates.items():
-        lines += [f"    {name}: {{lr: {yaml_number(rate)}}}" for name in FAMILIES[family]]
+        lines += [f"  {method}/{name}: {{lr: {yaml_number(rate)}}}" for name in FAMILIES[family]]
     return "\n".join(lines)

@@ -124,13 +124,14 @@ def run_all(
 
 
 def _require_known_losses(profile: Profile) -> None:
-    """Raise ValueError if `tuned_losses` names an unknown loss: it would have no effect."""
-    for method, of_losses in profile.tuned_losses.items():
-        for name in of_losses:
+    """Raise ValueError if a recipe names an unknown loss: it would have no effect."""
+    for key in profile.recipes:
+        _, slash, loss = key.partition("/")
+        if slash:
             try:
-                losses.defaults(name)
+                losses.defaults(loss)
             except ValueError as error:
-                where = f"profile {profile.name!r}, tuned_losses.{method}"
+                where = f"profile {profile.name!r}, recipes.{key}"
                 raise ValueError(f"{where}: {error}") from None
 
 

@@ -537,8 +537,8 @@ def at_edge(tuned: pd.DataFrame) -> list[str]:
 
 
 def yaml_tuned(settings: Mapping[str, Setting]) -> str:
-    """The block `tuned:` of a profile that has each row at its setting."""
-    lines = ["tuned:"]
+    """The block `recipes:` of a profile that has each row at its setting."""
+    lines = ["recipes:"]
     for row, (rate, value) in settings.items():
         knob = knob_of(row).name
         lines.append(f"  {row}: {{lr: {yaml_number(rate)}, {knob}: {yaml_number(value)}}}")

@@ -101,12 +101,12 @@ REFUSED = {
     "nothing": (["-p", "root="], "root = null would change nothing"),
     "no value": (["-p", "epochs"], "'epochs': write name=value, the value in YAML"),
     "no YAML": (["-p", "epochs=[1"], "'epochs=[1': write name=value, the value in YAML"),
-    "a key twice": (["-p", "full={lr: 1, lr: 2}"], "the key 'lr' stands twice"),
+    "a key twice": (["-p", "recipes={full: {lr: 1, lr: 2}}"], "the key 'lr' stands twice"),
     "a date": (["-p", "epochs=2020-01-01"], "a date is a text in quotes: epochs='\"2020-01-31\"'"),
     "a date in a list": (["-p", "datasets=[2020-01-01]"], "write a finite number, a text"),
     "no number": (["-p", "lr=.inf"], "write a finite number, a text"),
     "a value twice": (["-p", "epochs=1", "-p", "epochs=2"], "epochs is given twice"),
-    "deep YAML": (["-p", "full=" + 4000 * "["], "nested too deep"),
+    "deep YAML": (["-p", "recipes=" + 4000 * "["], "nested too deep"),
     "no UTF-8": (["-p", "root=/fot\udcf3s"], "is not UTF-8: set PYTHONUTF8=1"),
 }
 

@@ -54,17 +54,25 @@ def test_rank_scale_changes_ranks_and_nothing_else():
 BAD = [
     ({"epoch": 3}, "unknown setting 'epoch'"),
     ({"training": {"epoch": 3}}, "unknown setting 'epoch'; did you mean 'epochs'"),
-    ({"frozen": {"learning_rate": 3}}, "frozen: unknown setting 'learning_rate'"),
-    ({"full": None}, "full = None"),
-    ({"tuned": {"pumma": {}}}, "bad.yaml: tuned: unknown method 'pumma'; did you mean 'puma'"),
-    ({"tuned": {"puma": {"rate": 1}}}, "tuned.puma: unknown setting 'rate'.*known: .*adapter_keep"),
-    ({"tuned": {"puma": {"name": "x"}}}, "tuned.puma: unknown setting 'name'"),
-    ({"tuned": {"puma": {"lr": "fast"}}}, "bad.yaml: tuned.puma: lr = 'fast': it should be"),
-    ({"tuned": {"puma": {"adapter_keep": 2}}}, "bad.yaml: tuned.puma: adapter_keep = 2"),
-    ({"tuned": {"puma": 3e-4}}, "tuned.puma = 0.0003: it should be a"),
-    ({"tuned_losses": {"pumma": {}}}, "tuned_losses: unknown method 'pumma'; did you mean 'puma'"),
-    ({"tuned_losses": {"full": {"ms": {"rate": 1}}}}, "tuned_losses.full.ms: unknown .*'rate'"),
-    ({"tuned_losses": {"full": {"ms": {"lr": "fast"}}}}, "tuned_losses.full.ms: lr = 'fast'"),
+    (
+        {"recipes": {"frozen backbone": {"learning_rate": 3}}},
+        "recipes.frozen backbone: unknown setting 'learning_rate'",
+    ),
+    ({"recipes": None}, "recipes = None"),
+    ({"recipes": {"pumma": {}}}, "bad.yaml: recipes: unknown method 'pumma'; did you mean 'puma'"),
+    ({"recipes": {"puma": {"rate": 1}}}, "recipes.puma: unknown .*'rate'.*known: .*adapter_keep"),
+    ({"recipes": {"puma": {"name": "x"}}}, "recipes.puma: unknown setting 'name'"),
+    ({"recipes": {"puma": {"lr": "fast"}}}, "bad.yaml: recipes.puma: lr = 'fast': it should be"),
+    ({"recipes": {"puma": {"adapter_keep": 2}}}, "bad.yaml: recipes.puma: adapter_keep = 2"),
+    ({"recipes": {"puma": 3e-4}}, "recipes.puma = 0.0003: it should be a"),
+    ({"recipes": {"pumma/ms": {}}}, "recipes: unknown method 'pumma'; did you mean 'puma'"),
+    ({"recipes": {"full/ms": {"rate": 1}}}, "recipes.full/ms: unknown .*'rate'"),
+    ({"recipes": {"full/ms": {"adapter_scale": 1}}}, "recipes.full/ms: unknown .*'adapter_scale'"),
+    ({"recipes": {"full/ms": {"lr": "fast"}}}, "recipes.full/ms: lr = 'fast'"),
+    ({"full": None}, "bad.yaml: full: it should be"),
+    ({"tuned": {"puma": 3e-4}}, "bad.yaml: tuned: puma = 0.0003: it should be a"),
+    ({"tuned_losses": {"full": {"ms": 1}}}, "bad.yaml: tuned_losses: full.ms = 1"),
+    ({"tuned": {}, "recipes": {}}, "what stands under tuned belongs under recipes"),
     ({"large": ["birds", "birds"]}, "large = .*give each once"),
     ({"large": "birds"}, "large = 'birds'"),
     ({"data": [1]}, r"bad.yaml: data = \[1\]: it should be a dictionary"),
@@ -171,7 +179,7 @@ def test_a_length_stretches_epochs_and_steps_and_keeps_the_rest():
     assert (asked.epochs, asked.lr) == (20, 1e-5)
 
 
-# ---- What was tuned for single methods
+# ---- Recipes of single methods and losses
 
 TUNED = {
     "puma": {"lr": 3e-4, "adapter_scale": 1.0, "epochs": 3},
@@ -179,8 +187,8 @@ TUNED = {
 }
 
 
-def tuned_mini(tuned=TUNED, **changes):
-    return config.profile("mini", tuned=tuned, **changes)
+def tuned_mini(recipes=TUNED):
+    return config.profile("mini", recipes=recipes)
 
 
 def test_each_method_has_what_was_tuned_for_it_and_no_other_has():
@@ -189,7 +197,7 @@ def test_each_method_has_what_was_tuned_for_it_and_no_other_has():
     assert (puma.training.lr, puma.training.epochs, puma.method.adapter_scale) == (3e-4, 3, 1.0)
     assert puma.method.adapter_rank == mini.run("puma").method.adapter_rank, "still scaled"
     full = tuned.run("full").training
-    assert (full.lr, full.new_lr_factor, mini.full["lr"]) == (2e-4, 1, 1e-3)
+    assert (full.lr, full.new_lr_factor, mini.run("full").training.lr) == (2e-4, 1, 1e-3)
     for name in config.METHODS.keys() - TUNED.keys():
         assert tuned.run(name) == mini.run(name)
 
@@ -200,13 +208,17 @@ def test_what_is_asked_for_wins_over_what_was_tuned(tmp_path):
     assert (asked.training.lr, asked.training.epochs, asked.method.adapter_scale) == (0.5, 3, 0.2)
     assert tuned.run("puma", adapter_scale=0.1).method.adapter_scale == 0.1, "also the default"
     file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump({"tuned": TUNED}))
+    file.write_text(yaml.safe_dump({"recipes": TUNED}))
     read = config.profile(str(file), lr=0.7)
     assert (read.run("puma").training.lr, read.run("full").training.lr) == (0.7, 0.7)
     assert read.run("puma").training.epochs == 3
-    assert config.profile(str(file), tuned={}).run("puma") == replace(read, tuned={}).run(
-        "puma", training={"lr": 1e-4}
+    asked = config.profile(str(file), recipes={"puma": {"lr": 0.6}}, lr=0.7)
+    assert asked.run("puma").training == replace(config.Training(), lr=0.6), (
+        "in place of the file's"
     )
+    assert asked.run("full").training == read.run("full").training, "the others stay"
+    with pytest.raises(ValueError, match="profile 'mine': recipes: it should be"):
+        config.profile(str(file), recipes=[1])
 
 
 def test_what_is_made_of_a_method_has_its_tuning():
@@ -226,8 +238,8 @@ def test_what_is_made_of_a_method_has_its_tuning():
 
 
 def test_a_loss_has_its_own_rate_with_a_method_over_what_the_method_has(tmp_path):
-    of_losses = {"full": {"npair": {"lr": 3e-6}, "ms": {"loss_lr_factor": 7}}}
-    tuned = tuned_mini(tuned_losses=of_losses)
+    recipes = {**TUNED, "full/npair": {"lr": 3e-6}, "full/ms": {"loss_lr_factor": 7}}
+    tuned = tuned_mini(recipes)
     npair = tuned.run("full", loss="npair").training
     assert (npair.lr, npair.new_lr_factor) == (3e-6, 1), "the rest is the method's"
     ms = tuned.run("full", loss="ms").training
@@ -243,10 +255,32 @@ def test_a_loss_has_its_own_rate_with_a_method_over_what_the_method_has(tmp_path
     # What is asked for wins.
     assert tuned.run("full", loss="npair", training={"lr": 0.5}).training.lr == 0.5
     file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump({"tuned": TUNED, "tuned_losses": of_losses}))
+    file.write_text(yaml.safe_dump({"recipes": recipes}))
     assert config.profile(str(file), lr=0.7).run("full", loss="npair").training.lr == 0.7
-    untuned = config.profile(str(file), tuned_losses={})
+    untuned = config.profile(str(file), recipes={"full/npair": {}})
     assert untuned.run("full", loss="npair").training.lr == 2e-4
+
+
+def test_a_file_with_the_four_mappings_of_before_gives_the_same_runs(tmp_path):
+    four = {
+        "full": {"lr": 1e-3, "epochs": 5},
+        "frozen": {"lr": 3e-3},
+        "tuned": TUNED,
+        "tuned_losses": {"full": {"npair": {"lr": 3e-6}}},
+    }
+    one = {
+        "trained backbone": {"lr": 1e-3, "epochs": 5},
+        "frozen backbone": {"lr": 3e-3},
+        **TUNED,
+        "full/npair": {"lr": 3e-6},
+    }
+    file = tmp_path / "before.yaml"
+    file.write_text(yaml.safe_dump(four))
+    before = config.profile(str(file))
+    assert before == config.Profile("before", recipes=one)
+    full = before.run("full", loss="npair").training
+    assert (full.lr, full.new_lr_factor, full.epochs) == (3e-6, 1, 5)
+    assert before.run("linear").training.lr == 3e-3
 
 
 def test_the_classifier_of_the_plain_softmax_learns_as_new_layers_do():
@@ -263,8 +297,7 @@ def test_the_classifier_of_the_plain_softmax_learns_as_new_layers_do():
     assert tuned.run("full", loss="crossentropy", training=asked).training.loss_lr_factor == 7
     profile = config.profile("mini", **asked)
     assert profile.run("full", loss="crossentropy").training.loss_lr_factor == 7
-    of_losses = {"full": {"crossentropy": asked}}
-    tuned = tuned_mini(tuned_losses=of_losses)
+    tuned = tuned_mini({"full/crossentropy": asked})
     assert tuned.run("full", loss="crossentropy").training.loss_lr_factor == 7
 
 
@@ -440,12 +473,12 @@ def test_a_file_that_yaml_reads_wrong_or_not_is_refused(tmp_path, text, message)
 
 def test_a_key_may_stand_in_two_mappings_and_be_merged(tmp_path):
     file = tmp_path / "fine.yaml"
-    file.write_text("full: &one {lr: 1, epochs: 2}\nfrozen: {<<: *one, lr: 3}")
-    profile = config.profile(str(file))
-    assert profile.full == {"lr": 1, "epochs": 2} and profile.frozen == {"lr": 3, "epochs": 2}
+    file.write_text("recipes:\n  full: &one {lr: 1, epochs: 2}\n  puma: {<<: *one, lr: 3}")
+    recipes = config.profile(str(file)).recipes
+    assert recipes == {"full": {"lr": 1, "epochs": 2}, "puma": {"lr": 3, "epochs": 2}}
 
 
-@pytest.mark.parametrize("place", ["seeds", "dim", "full", "lr", "no_field"])
+@pytest.mark.parametrize("place", ["seeds", "dim", "recipes", "lr", "no_field"])
 def test_a_message_is_short_whatever_the_value(tmp_path, place):
     lines = ["a: &a [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     for name, below in zip("bcdefghi", "abcdefgh"):

@@ -101,7 +101,7 @@ class TestKept:
         assert table["unified"].isna().tolist() == [False, True]
 
     def test_a_run_is_held_out_and_at_the_rate_asked_for_whatever_the_profile_has(self, profile):
-        tuned = replace(profile, tuned_losses={"full": {"ms": {"lr": 0.5}}})
+        tuned = replace(profile, recipes={"full/ms": {"lr": 0.5}})
         run = self.run_of(Trial("ms", 3e-5), tuned)
         assert run == self.run_of(Trial("ms", 3e-5), profile)
         assert (run.training.lr, run.data.holdout, run.method.name) == (3e-5, True, "full")
@@ -137,7 +137,7 @@ def test_families_are_told_apart_by_vectors_of_classes():
 
 
 def test_a_rate_for_a_loss_that_there_is_not_is_refused_before_anything_is_trained():
-    profile = config.profile("smoke", tuned_losses={"full": {"npairs": {"lr": 1e-4}}})
-    message = "profile 'smoke', tuned_losses.full: unknown loss 'npairs'; known: contrastive"
+    profile = config.profile("smoke", recipes={"full/npairs": {"lr": 1e-4}})
+    message = "profile 'smoke', recipes.full/npairs: unknown loss 'npairs'; known: contrastive"
     with pytest.raises(ValueError, match=message):
         study.run_all({"full": profile.run("full")}, profile)

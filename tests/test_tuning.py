@@ -344,7 +344,7 @@ class TestTable:
     def test_a_profile_can_read_the_chosen_settings(self):
         block = tuning.yaml_tuned({"puma": Setting(3e-5, 1.0), "linear": Setting(1e-3, 1e4)})
         assert yaml.safe_load(block) == {
-            "tuned": {
+            "recipes": {
                 "puma": {"lr": 3e-5, "adapter_scale": 1},
                 "linear": {"lr": 1e-3, "loss_lr_factor": 10000},
             }

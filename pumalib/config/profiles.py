@@ -36,6 +36,10 @@ from .run import Data, Run, Training, require_weights
 # have: at the rate of proxies one step of AdamW would be larger than they are.
 LOSSES_WITH_A_LAYER = ("crossentropy",)
 
+# Recipes of all methods that train every weight of the backbone, and of all others.
+TRAINED = "trained backbone"
+FROZEN = "frozen backbone"
+
 
 @dataclass(frozen=True, config=CHECKED)
 class Profile:
@@ -59,14 +63,9 @@ class Profile:
     # x the tokens of a prompt, 8 for 196 patches.
     prompt_scale: Annotated[Rate, Field(le=1000)] = 1.0
     training: Training = field(default_factory=Training)
-    # Settings of `training` when the backbone is tuned.
-    full: dict[str, Any] = field(default_factory=dict)
-    # Settings of `training` when it is frozen.
-    frozen: dict[str, Any] = field(default_factory=dict)
-    # Of single methods, by name: fields of `Training` and `Method` as they were tuned, see `run`.
-    tuned: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # Of single losses with a method, by both names: fields of `Training`, over what is `tuned`.
-    tuned_losses: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    # Settings over those of `training`, from the general to the special: of TRAINED or FROZEN, of a
+    # method by its name, with fields of `Method` too, and of a method with a loss ("full/npair").
+    recipes: dict[str, dict[str, Any]] = field(default_factory=dict)
     # The large datasets, all others being small; None: by the number of images (claims.large).
     large: Annotated[tuple[str, ...], AfterValidator(once)] | None = None
     # Runs at once on this machine.
@@ -85,36 +84,26 @@ class Profile:
         all_seeds = (*self.seeds, *self.further_seeds)
         if len(set(all_seeds)) < len(all_seeds):
             raise ValueError("further_seeds: give each once, and none of seeds")
-        changed(self.training, self.full, "full")
-        changed(self.training, self.frozen, "frozen")
-        for name, settings in self.tuned.items():
-            self._check_tuned(name, settings)
-        for name, of_losses in self.tuned_losses.items():
-            self._check_tuned_losses(name, of_losses)
+        for key, settings in self.recipes.items():
+            self._check_recipe(key, settings)
         require_weights(self.backbone, self.pretrained)
         return self
 
-    def _check_tuned(self, name: str, settings: Mapping[str, Any]) -> None:
-        """Raise ValueError where `tuned` has an unknown method, field or value."""
-        if name not in METHODS:
-            raise ValueError(f"tuned: {unknown(name, METHODS, 'method')}")
-        where = f"tuned.{name}"
-        known = [*names_of(Training), *settings_of_method()]
-        require_known(where, settings, known)
-        changed(METHODS[name], only_fields(settings, Method), where)
-        changed(self.training, only_fields(settings, Training), where)
-
-    def _check_tuned_losses(self, name: str, of_losses: Mapping[str, Mapping[str, Any]]) -> None:
-        """Raise ValueError where `tuned_losses` has an unknown method, field or value.
+    def _check_recipe(self, key: str, settings: Mapping[str, Any]) -> None:
+        """Raise ValueError where a recipe is of an unknown method, or has a bad field or value.
 
         Which losses there are is not known here: `puma_study` looks at their names.
         """
-        if name not in METHODS:
-            raise ValueError(f"tuned_losses: {unknown(name, METHODS, 'method')}")
-        for loss, settings in of_losses.items():
-            where = f"tuned_losses.{name}.{loss}"
+        name = key.partition("/")[0]
+        if name not in METHODS and key not in (TRAINED, FROZEN):
+            raise ValueError(f"recipes: {unknown(name, [TRAINED, FROZEN, *METHODS], 'method')}")
+        where = f"recipes.{key}"
+        if key in METHODS:
+            require_known(where, settings, [*names_of(Training), *settings_of_method()])
+            changed(METHODS[key], only_fields(settings, Method), where)
+        else:
             require_known(where, settings, names_of(Training))
-            changed(self.training, settings, where)
+        changed(self.training, only_fields(settings, Training), where)
 
     def run(
         self,
@@ -136,19 +125,18 @@ class Profile:
         `training` changes fields of the recipe, the others replace those of `Run`; None is the
         profile's word, or the default.  Raises ValueError, which names a bad field.
 
-        What was `tuned` for a method goes by its name, and so holds for whatever is made of it by
-        other settings, data or losses too: PUMA without its gate has PUMA's rate.  It stands above
-        the recipes `full` and `frozen`, and below what is asked for here.  A `Method` that is given
-        in place of a name keeps those of its settings that are not its namesake's in `METHODS`; one
-        of another name has nothing tuned.  What was tuned for the method with one loss
-        (`tuned_losses`) stands above what was tuned for the method; a loss that names the one it
-        holds has what that one has.
+        A method's recipe goes by its name, and so holds for whatever is made of it by other
+        settings, data or losses too: PUMA without its gate has PUMA's rate.  A special recipe wins
+        over a general one, and what is asked for here over all.  A `Method` that is given in place
+        of a name keeps those of its settings that are not its namesake's in `METHODS`; one of
+        another name has the recipe TRAINED or FROZEN alone.  A loss that names the one it holds has
+        the recipe of that one.
         """
         chosen = self._scaled(method(name), settings)
         inner = (loss_settings or {}).get("loss", loss or Run.loss)
         content = {
             "method": chosen,
-            "training": self._recipe(chosen, inner, training or {}),
+            "training": self._training_of(chosen, inner, training or {}),
             "data": self.data,
             "backbone": self.backbone,
             "pretrained": self.pretrained,
@@ -192,7 +180,7 @@ class Profile:
         return self.run(name, training=stretched, **settings)
 
     def _scaled(self, chosen: Method, settings: Mapping[str, Any]) -> Method:
-        """A method at the scale of the backbone and its images, and tuned.
+        """A method at the scale of the backbone and its images, and as its recipe has it.
 
         But for what `settings` say.
         """
@@ -201,26 +189,27 @@ class Profile:
             "lora_rank": round(self.rank_scale * chosen.lora_rank),
             "prompt_length": max(1, round(self.prompt_scale * chosen.prompt_length)),
         }
-        return method(chosen, **{**scaled, **self._tuned_settings(chosen), **settings})
+        return method(chosen, **{**scaled, **self._settings_of(chosen), **settings})
 
-    def _tuned_settings(self, chosen: Method) -> dict[str, Any]:
-        """What was tuned of a method's own settings, but for those that were changed already."""
+    def _settings_of(self, chosen: Method) -> dict[str, Any]:
+        """A method's own settings in its recipe, but for those that were changed already."""
         found = {}
-        for key, value in only_fields(self.tuned.get(chosen.name, {}), Method).items():
+        recipe = self.recipes.get(chosen.name, {})
+        for key, value in only_fields(recipe, Method).items():
             if getattr(chosen, key) == getattr(METHODS[chosen.name], key):
                 found[key] = value
         return found
 
-    def _recipe(self, chosen: Method, loss: str, changes: Mapping[str, Any]) -> Training:
-        """The recipe for a method: as it tunes the backbone or not, and as it was tuned itself."""
-        recipe = self.full if chosen.tune_backbone else self.frozen
-        tuned = only_fields(self.tuned.get(chosen.name, {}), Training)
-        usual = {**recipe, **tuned}
+    def _training_of(self, chosen: Method, loss: str, changes: Mapping[str, Any]) -> Training:
+        """The training of a method with a loss, by the recipes that are for it."""
+        of_all = self.recipes.get(TRAINED if chosen.tune_backbone else FROZEN, {})
+        of_method = only_fields(self.recipes.get(chosen.name, {}), Training)
+        usual = {**of_all, **of_method}
         nobody_chose = self.training.loss_lr_factor == Training.loss_lr_factor
         if loss in LOSSES_WITH_A_LAYER and nobody_chose:
             usual["loss_lr_factor"] = usual.get("new_lr_factor", self.training.new_lr_factor)
 
-        with_loss = self.tuned_losses.get(chosen.name, {}).get(loss, {})
+        with_loss = self.recipes.get(f"{chosen.name}/{loss}", {})
         where = f"profile {self.name!r}, training"
         return changed(self.training, {**usual, **with_loss, **changes}, where)
 
@@ -229,9 +218,9 @@ def profile(name: str, /, **changes: Any) -> Profile:
     """Read `notebooks/profiles/<name>.yaml`, or the YAML file `name`.
 
     A file is absolute, or as `paths.find` has it.  `changes` that are not None replace the file's
-    word: any field of `Profile`, `Data` or `Training`; a field of `Training` wins over the recipes
-    `full` and `frozen`, and over what was `tuned`, too.  Raises ValueError, which names a bad field
-    and what is allowed.
+    word: any field of `Profile`, `Data` or `Training`; a field of `Training` wins over the file's
+    recipes too, and of `recipes` those that are named are replaced.  Raises ValueError, which names
+    a bad field and what is allowed.
     """
     read = _read_profile(_profile_file(name))
     where = f"profile {read.name!r}"
@@ -244,16 +233,12 @@ def profile(name: str, /, **changes: Any) -> Profile:
         of_data["split"] = None
     own: dict[str, Any] = {"data": changed(read.data, of_data, where)}
 
-    # The training.  What is asked for wins over the recipes, and over what was tuned, too.
+    # The training.  What is asked for wins over the recipes too.
     of_training = only_fields(asked, Training)
     own["training"] = changed(read.training, of_training, where)
-    own["full"] = without(read.full, of_training)
-    own["frozen"] = without(read.frozen, of_training)
-    own["tuned"] = {name: without(tuned, of_training) for name, tuned in read.tuned.items()}
-    own["tuned_losses"] = {}
-    for method_name, of_losses in read.tuned_losses.items():
-        left = {loss: without(tuned, of_training) for loss, tuned in of_losses.items()}
-        own["tuned_losses"][method_name] = left
+    left = {key: without(settings, of_training) for key, settings in read.recipes.items()}
+    of_recipes = checked(f"{where}: recipes", dict[str, Any], asked.pop("recipes", {}))
+    own["recipes"] = {**left, **of_recipes}
 
     # The profile.  Seeds that are asked for are for all rows.
     if "seeds" in asked:
@@ -303,6 +288,38 @@ def _our_profiles() -> dict[str, Path]:
 _OTHER_RESULTS = ("bench",)
 
 
+# What files had before there was one mapping of recipes, and may have still.
+_OLD_RECIPES: dict[str, Any] = {
+    "full": dict[str, Any],
+    "frozen": dict[str, Any],
+    "tuned": dict[str, dict[str, Any]],
+    "tuned_losses": dict[str, dict[str, dict[str, Any]]],
+}
+
+
+def _in_one_mapping(content: dict[str, Any], where: str) -> dict[str, Any]:
+    """A profile's settings, with what stands under the four old names as `recipes`."""
+    old = {}
+    for name, kind in _OLD_RECIPES.items():
+        if name in content:
+            old[name] = checked(f"{where}: {name}", kind, content[name])
+    if not old:
+        return content
+    if "recipes" in content:
+        raise ValueError(f"{where}: what stands under {', '.join(old)} belongs under recipes")
+
+    recipes = {}
+    if "full" in old:
+        recipes[TRAINED] = old["full"]
+    if "frozen" in old:
+        recipes[FROZEN] = old["frozen"]
+    recipes.update(old.get("tuned", {}))
+    for method_name, of_losses in old.get("tuned_losses", {}).items():
+        for loss, settings in of_losses.items():
+            recipes[f"{method_name}/{loss}"] = settings
+    return {**without(content, _OLD_RECIPES), "recipes": recipes}
+
+
 def _read_profile(file: Path) -> Profile:
     try:
         content = read_yaml(file.read_text(encoding="utf-8"))
@@ -313,6 +330,7 @@ def _read_profile(file: Path) -> Profile:
     if not isinstance(content, dict):
         kind = type(content).__name__
         raise ValueError(f"{file.name}: a profile is a mapping of settings, not {kind}")
+    content = _in_one_mapping(content, file.name)
     read = checked(file.name, Profile, {"name": file.stem, **content})
     if read.name.casefold() in _OTHER_RESULTS:
         raise ValueError(
