@@ -17,7 +17,7 @@ from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Route
 
 from puma_study.figures import COLOURS, save, use_style
-from puma_study.figures.looks import AMBER
+from puma_study.figures.row_styles import AMBER
 
 WIDTH = 7.2
 HEIGHT = 7.9

@@ -190,7 +190,7 @@ with contextlib.redirect_stdout(verified):
 found = {
     "folders": [str(folder) for folder in folders],
     "verified": [status, verified.getvalue().strip()],
-    "looks": {name: figures.looks_of([name])[name] for name in config.METHODS},
+    "styles": {name: figures.styles_of([name])[name] for name in config.METHODS},
 }
 print(json.dumps(found))
 """
@@ -318,11 +318,11 @@ def test_no_kept_run_changes_its_name(found):
 
 
 def test_no_method_changes_its_colour(found):
-    there = found["looks"]
+    there = found["styles"]
     assert "scale-shift" in there
-    for name, look in there.items():
+    for name, style in there.items():
         if name not in ("scale-shift", "ia3"):
-            assert tuple(look) == tuple(figures.looks_of([name])[name])
+            assert tuple(style) == tuple(figures.styles_of([name])[name])
 
 
 def test_a_loss_is_planned_by_the_notebooks(python):

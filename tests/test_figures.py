@@ -1,4 +1,4 @@
-"""Figures draw the numbers they are given, name by name in its own look, and change no setting."""
+"""Figures draw the numbers they are given, name by name in its own style, and change no setting."""
 
 import importlib
 import itertools
@@ -17,9 +17,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-import pumalib
+import puma_study
 from puma_study import figures, printed
-from puma_study.figures import Gap, Look, Picture, Text, labels, looks, maps, style
+from puma_study.figures import Gap, Picture, RowStyle, Text, labels, maps, row_styles, style
 from puma_study.figures.pictures import PICTURE_WIDTH
 from pumalib import config, paths
 from pumalib.data import Benchmark
@@ -52,7 +52,7 @@ def points(**rows):
 
 
 def bars(axis):
-    """What is drawn with intervals, by its label: x, y, low, high and look."""
+    """What is drawn with intervals, by its label: x, y, low, high and style."""
     drawn = {}
     for bar in axis.containers:
         if isinstance(bar, ErrorbarContainer):
@@ -65,7 +65,7 @@ def bars(axis):
                 "y": list(dots.get_ydata()),
                 "low": list(along[:, 0]),
                 "high": list(along[:, 1]),
-                "look": Look(to_hex(dots.get_color()), dots.get_marker()),
+                "style": RowStyle(to_hex(dots.get_color()), dots.get_marker()),
             }
     return drawn
 
@@ -209,9 +209,9 @@ class TestSettings:
                 pd.set_option(name, value)
 
 
-class TestLooks:
+class TestRowStyles:
     def test_every_line_of_the_table_can_be_drawn(self):
-        for name, (colour, marker) in figures.LOOKS.items():
+        for name, (colour, marker) in figures.ROW_STYLES.items():
             assert is_color_like(colour), name
             assert marker in Line2D.markers, name
 
@@ -221,17 +221,17 @@ class TestLooks:
         known = config.METHODS
         methods = {**new, **known} if place == "first" else {**known, **new}
         monkeypatch.setattr(config, "METHODS", methods)
-        monkeypatch.setattr(pumalib, "figures", figures)
+        monkeypatch.setattr(puma_study, "figures", figures)
         for name in [name for name in sys.modules if name.startswith("puma_study.figures")]:
             monkeypatch.delitem(sys.modules, name)
         anew = importlib.import_module("puma_study.figures")
         assert anew is not figures
-        assert {name: anew.looks_of(methods)[name] for name in known} == figures.looks_of(known)
+        assert {name: anew.styles_of(methods)[name] for name in known} == figures.styles_of(known)
 
-    def test_a_row_of_the_paper_is_called_as_its_method_and_looks_like_it(self):
+    def test_a_row_of_the_paper_is_called_and_drawn_as_its_method(self):
         for row, method in printed.METHOD_OF_ROW.items():
             assert figures.shown(row) == figures.shown(method), row
-            assert figures.looks_of([row])[row] == figures.looks_of([method])[method], row
+            assert figures.styles_of([row])[row] == figures.styles_of([method])[method], row
 
     def test_full_fine_tuning_has_one_name(self):
         names = ("full", "full fine-tuning", "universal CurricularFace")
@@ -257,17 +257,23 @@ class TestLooks:
     @pytest.mark.parametrize("number", [2, 3, 7])
     def test_the_rows_of_a_table_of_the_paper_are_told_apart(self, number):
         rows = printed.table(number).index
-        assert {figures.shown(row) for row in rows} <= set(figures.LOOKS)
-        assert len(set(figures.looks_of(rows).values())) == len(rows)
+        assert {figures.shown(row) for row in rows} <= set(figures.ROW_STYLES)
+        assert len(set(figures.styles_of(rows).values())) == len(rows)
 
     @pytest.mark.parametrize("colour", [figures.OURS.colour, figures.TRUE, figures.FALSE])
     def test_a_hue_with_a_meaning_means_nothing_else(self, colour):
         """PUMA's, that of what is true, and that of what is false; within 25 degrees of hue."""
-        others = {look.colour for look in figures.LOOKS.values() if look != figures.OURS}
-        others |= {*figures.COLOURS, looks.ABOVE, looks.BELOW, figures.GREY, looks.BLACK}
+        others = {one.colour for one in figures.ROW_STYLES.values() if one != figures.OURS}
+        others |= {
+            *figures.COLOURS,
+            row_styles.ABOVE,
+            row_styles.BELOW,
+            figures.GREY,
+            row_styles.BLACK,
+        }
         others |= {to_hex(hue) for hue in maps._class_colours()}
         meant = {figures.OURS.colour, figures.TRUE, figures.FALSE}
-        assert figures.looks_of(["puma"])["puma"] == figures.OURS
+        assert figures.styles_of(["puma"])["puma"] == figures.OURS
         if colour == figures.FALSE:
             # Brown and amber are of its hue, and of another lightness.
             assert colour not in others | meant - {colour}
@@ -276,31 +282,31 @@ class TestLooks:
             assert is_grey(other) or degrees_between(colour, other) > 25, other
 
     def test_a_name_without_a_line_is_drawn_by_its_name_alone(self):
-        mine = figures.looks_of(["mine"])["mine"]
+        mine = figures.styles_of(["mine"])["mine"]
         # As on every machine and in every process
-        assert mine == Look("#9c8ad2", "p")
-        assert figures.looks_of(["PUMA", "VPT", "mine", "other"])["mine"] == mine
-        assert figures.looks_of(["other", "mine", "frozen"])["mine"] == mine
+        assert mine == RowStyle("#9c8ad2", "p")
+        assert figures.styles_of(["PUMA", "VPT", "mine", "other"])["mine"] == mine
+        assert figures.styles_of(["other", "mine", "frozen"])["mine"] == mine
 
     def test_names_without_a_line_are_told_apart_within_a_figure(self):
         names = [f"row {number}" for number in range(40)]
-        found = figures.looks_of(["PUMA", *names, "VPT"])
+        found = figures.styles_of(["PUMA", *names, "VPT"])
         assert list(found) == ["PUMA", *names, "VPT"]
         assert len({found[name].colour for name in names[:9]}) == 9
         assert len({found[name] for name in names}) == 40
-        assert found["VPT"] == figures.LOOKS[VPT]
+        assert found["VPT"] == figures.ROW_STYLES[VPT]
 
     def test_a_row_that_comes_later_repaints_none(self):
         names = [f"row {number}" for number in range(12)]
-        found = figures.looks_of(names)
+        found = figures.styles_of(names)
         for count in range(1, len(names)):
-            assert figures.looks_of(names[:count]).items() <= found.items()
+            assert figures.styles_of(names[:count]).items() <= found.items()
 
     def test_a_figure_has_them(self):
         table = points(PUMA=1.0, VPT=2.0, mine=3.0)
         drawn = bars(figures.against({"": table}, "x", "y").axes[0])
-        expected = figures.looks_of(table["row"].map(figures.shown))
-        assert {name: bar["look"] for name, bar in drawn.items()} == expected
+        expected = figures.styles_of(table["row"].map(figures.shown))
+        assert {name: bar["style"] for name, bar in drawn.items()} == expected
 
 
 class TestIntervals:
@@ -314,14 +320,14 @@ class TestIntervals:
                 "y": [1, 2],
                 "low": [0, 1],
                 "high": [3, 4],
-                "look": figures.LOOKS[VPT],
+                "style": figures.ROW_STYLES[VPT],
             },
             "PUMA": {
                 "x": pytest.approx([0.2, 1.2]),
                 "y": [3, 4],
                 "low": [2, 3],
                 "high": [5, 6],
-                "look": figures.LOOKS["PUMA"],
+                "style": figures.ROW_STYLES["PUMA"],
             },
         }
         assert ticks(axis) == ["a", "b"]
@@ -449,9 +455,9 @@ class TestAgainst:
         figure = figures.against(panels, "how large", "how good")
         assert titles(figure) == ["here", "there"]
         here, there = (bars(axis) for axis in figure.axes)
-        look = figures.LOOKS[VPT]
-        assert here[VPT] == {"x": [2], "y": [20], "low": [19], "high": [22], "look": look}
-        assert there[VPT] == {"x": [3], "y": [30], "low": [29], "high": [32], "look": look}
+        of_vpt = figures.ROW_STYLES[VPT]
+        assert here[VPT] == {"x": [2], "y": [20], "low": [19], "high": [22], "style": of_vpt}
+        assert there[VPT] == {"x": [3], "y": [30], "low": [29], "high": [32], "style": of_vpt}
         assert {(axis.get_xlabel(), axis.get_ylabel()) for axis in figure.axes} == {
             ("how large", "how good")
         }
@@ -587,8 +593,8 @@ class TestGains:
         }
         assert drawn["across 0, or one seed"]["low"] == [-1, 2]
         assert drawn["across 0, or one seed"]["high"] == [2, 4]
-        colours = [drawn[name]["look"].colour for name in ("interval above 0", "below 0")]
-        assert colours == [looks.ABOVE, looks.BELOW]
+        colours = [drawn[name]["style"].colour for name in ("interval above 0", "below 0")]
+        assert colours == [row_styles.ABOVE, row_styles.BELOW]
         assert legend(figure) == ["interval above 0", "below 0", "across 0, or one seed"]
 
     def test_the_first_difference_is_on_top_and_named_once(self):
@@ -697,7 +703,7 @@ class TestVerdicts:
         assert drawn["contradicted"]["low"] == [-9, -3]
         assert drawn["undecided"]["high"] == [2, 1.2]
         assert drawn["supported"]["x"] == [3]
-        colours = {name: bar["look"].colour for name, bar in drawn.items()}
+        colours = {name: bar["style"].colour for name, bar in drawn.items()}
         assert colours == {
             "contradicted": figures.FALSE,
             "supported": figures.TRUE,
@@ -776,7 +782,7 @@ def test_an_embedding_map_shows_datasets_and_the_classes_of_one(benchmark):
     first, second = left.collections
     assert first.get_offsets().tolist() == [[n, -n] for n in range(24)]
     assert second.get_offsets().tolist() == [[n, -n] for n in range(24, 42)]
-    drawn = figures.looks_of(["a", "b"])
+    drawn = figures.styles_of(["a", "b"])
     assert same_color(first.get_facecolor()[0], drawn["a"].colour)
     assert same_color(second.get_facecolor()[0], drawn["b"].colour)
     assert legend(figure) == ["a", "b"]
@@ -801,7 +807,7 @@ def test_a_name_with_an_underscore_stands_in_legends_and_keeps_its_look(benchmar
     figure = figures.embedding_map({"": images}, "_hidden")
     assert legend(figure) == [f"{figures.UNSEEN}_hidden", "b"]
     assert (
-        figures.looks_of(["_hidden"])["_hidden"] in figures.looks_of([legend(figure)[0]]).values()
+        figures.styles_of(["_hidden"])["_hidden"] in figures.styles_of([legend(figure)[0]]).values()
     )
 
 

@@ -1,13 +1,11 @@
 """The study's figures, each a function from tables to a matplotlib Figure.
 
-Read `looks` first: a row is called and drawn the same in all figures, and PUMA is drawn on top.
-Tables are such as `study.Results.tidy`.  Importing this changes no setting of matplotlib or pandas:
-a notebook calls `use_style` first, so that it shows its figures in their style and its tables
-whole.
+Read `row_styles` first: a row has one name, colour and marker in all figures, and PUMA is drawn on
+top.  Most tables are such as `study.Results.tidy`.  Importing this changes no setting of matplotlib
+or pandas: a notebook calls `use_style` first, to show figures in this style and tables whole.
 """
 
 from .claimed import claimed_and_measured, verdicts
-from .looks import COLOURS, FALSE, GREY, LOOKS, NAMES, OURS, TRUE, UNSEEN, Look, looks_of, shown
 from .maps import embedding_map, field, heatmap, waffle
 from .panels import (
     accuracy_against_parameters,
@@ -18,6 +16,19 @@ from .panels import (
     over_settings,
 )
 from .pictures import Gap, Picture, Text, contact_sheet, picture_grid, retrieval_grid
+from .row_styles import (
+    COLOURS,
+    FALSE,
+    GREY,
+    NAMES,
+    OURS,
+    ROW_STYLES,
+    TRUE,
+    UNSEEN,
+    RowStyle,
+    shown,
+    styles_of,
+)
 from .style import STYLE, save, use_style
 from .trial import tuning_curves, where_it_wins
 
@@ -25,15 +36,15 @@ __all__ = [
     "COLOURS",
     "FALSE",
     "GREY",
-    "LOOKS",
     "NAMES",
     "OURS",
+    "ROW_STYLES",
     "STYLE",
     "TRUE",
     "UNSEEN",
     "Gap",
-    "Look",
     "Picture",
+    "RowStyle",
     "Text",
     "accuracy_against_parameters",
     "against",
@@ -45,12 +56,12 @@ __all__ = [
     "gains",
     "heatmap",
     "intervals",
-    "looks_of",
     "over_settings",
     "picture_grid",
     "retrieval_grid",
     "save",
     "shown",
+    "styles_of",
     "tuning_curves",
     "use_style",
     "verdicts",

@@ -11,7 +11,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .looks import GREY, looks_of, shown
+from .row_styles import GREY, shown, styles_of
 from .style import PAGE_WIDTH, empty_panels, finish, styled
 
 # Of classes in an embedding map; more classes repeat them.
@@ -85,7 +85,7 @@ def waffle(counts: pd.Series, title: str, lines: int = 12) -> Figure:
     """
     ends = counts.cumsum().round().astype(int)
     squares = ends.diff().fillna(ends.iloc[0]).astype(int)
-    looks = looks_of(counts.index)
+    styles = styles_of(counts.index)
     places = np.arange(ends.iloc[-1])
     across = places // lines
     down = places % lines
@@ -100,7 +100,7 @@ def waffle(counts: pd.Series, title: str, lines: int = 12) -> Figure:
         mine = slice(end - squares[name], end)
         label = f"{shown(name)} {squares[name]}"
         axis.scatter(
-            across[mine], down[mine], s=area, marker="s", color=looks[name].colour, label=label
+            across[mine], down[mine], s=area, marker="s", color=styles[name].colour, label=label
         )
     axis.set(xlim=(-0.6, columns - 0.4), ylim=(lines - 0.4, -0.6), aspect="equal")
     axis.axis("off")
@@ -130,10 +130,10 @@ def _point_size(points: pd.DataFrame) -> float:
 
 
 def _draw_datasets(axis: Axes, points: pd.DataFrame, size: float) -> None:
-    for name, look in looks_of(points["dataset"]).items():
+    for name, style in styles_of(points["dataset"]).items():
         mine = points[points["dataset"] == name]
         axis.scatter(
-            "x", "y", data=mine, color=look.colour, label=shown(name), s=size, linewidths=0
+            "x", "y", data=mine, color=style.colour, label=shown(name), s=size, linewidths=0
         )
 
 

@@ -12,7 +12,7 @@ from pumalib.data import check_known
 from pumalib.evaluation import OVERALL
 
 from .labels import Name, name_ends, name_points
-from .looks import ABOVE, BELOW, BLACK, GREY, Look, looks_of, shown
+from .row_styles import ABOVE, BELOW, BLACK, GREY, RowStyle, shown, styles_of
 from .style import PAGE_WIDTH, empty_panels, finish, one_scale, styled, write_plain_numbers
 
 # The markers of PUMA and of the frozen backbone: larger, and above all others.
@@ -43,7 +43,7 @@ def intervals(
     if "panel" not in table:
         table = table.assign(panel="")
     panels = table.groupby("panel", sort=False)
-    look = looks_of(table["row"])
+    styles = styles_of(table["row"])
 
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
@@ -58,7 +58,7 @@ def intervals(
     drawn = {}
     for axis, (panel, part) in zip(axes.flat, panels, strict=False):
         places = _places(part)
-        _draw_rows(axis, part, places, look, joined)
+        _draw_rows(axis, part, places, styles, joined)
         _shade_overall(axis, places)
         if zero:
             axis.axhline(0, color=GREY, linewidth=1)
@@ -69,11 +69,11 @@ def intervals(
         drawn[axis] = part.assign(x=part["place"].map(places.index), panel=panel)
 
     one_scale([axis for axis, part in drawn.items() if part["panel"].iloc[0] in OVERALL], "y")
-    named = joined and _name_lines(drawn, look)
+    named = joined and _name_lines(drawn, styles)
     return finish(figure, axes, title, named=not named)
 
 
-def _name_lines(drawn: Mapping[Axes, pd.DataFrame], look: Mapping[str, Look]) -> bool:
+def _name_lines(drawn: Mapping[Axes, pd.DataFrame], styles: Mapping[str, RowStyle]) -> bool:
     """Names at the ends of the lines of the last panel, if it has all of them and there is room.
 
     `drawn` has each panel's table with the columns row, x and value.
@@ -81,14 +81,14 @@ def _name_lines(drawn: Mapping[Axes, pd.DataFrame], look: Mapping[str, Look]) ->
     if not drawn:
         return False
     axis, table = list(drawn.items())[-1]
-    if set(table["row"]) != set(look) or not 1 < len(look) <= LINES_NAMED:
+    if set(table["row"]) != set(styles) or not 1 < len(styles) <= LINES_NAMED:
         return False
     right = axis.get_xlim()[1]
     names = []
     for row, part in table.groupby("row", sort=False):
         # A line without an x goes through the whole panel.
         last = part.fillna({"x": right}).sort_values("x").iloc[-1]
-        names.append(Name(str(row), look[str(row)].colour, last["x"], last["value"]))
+        names.append(Name(str(row), styles[str(row)].colour, last["x"], last["value"]))
     name_ends(axis, names)
     return True
 
@@ -102,7 +102,7 @@ def _places(part: pd.DataFrame) -> list:
 
 
 def _draw_rows(
-    axis: Axes, part: pd.DataFrame, places: list, look: Mapping[str, Look], joined: bool
+    axis: Axes, part: pd.DataFrame, places: list, styles: Mapping[str, RowStyle], joined: bool
 ) -> None:
     """Every row of a panel, beside the others where several have a number at one place."""
     rows = list(part["row"].unique())
@@ -116,11 +116,11 @@ def _draw_rows(
         x = mine["place"].map(places.index) + shift
         # A band of one point has no width.
         if joined and len(mine) > 1:
-            _draw_line(axis, x, mine, row, look[row])
+            _draw_line(axis, x, mine, row, styles[row])
         else:
-            _draw_dots(axis, x, mine, row, look[row])
+            _draw_dots(axis, x, mine, row, styles[row])
         if "printed" in mine:
-            _draw_hollow(axis, x, mine["printed"], look[row])
+            _draw_hollow(axis, x, mine["printed"], styles[row])
 
 
 def _shade_overall(axis: Axes, places: list) -> None:
@@ -181,12 +181,12 @@ def against(
     other names for points.  Panels called unified and harmonic have one scale.
     """
     panels = {title: one.assign(row=one["row"].map(shown)) for title, one in panels.items()}
-    look = looks_of([row for table in panels.values() for row in table["row"]])
+    styles = styles_of([row for table in panels.values() for row in table["row"]])
     width = PAGE_WIDTH if len(panels) > 1 else 7
     figure, axes = empty_panels(1, len(panels), width, 4)
     drawn = dict(zip(axes.flat, panels.values(), strict=True))
     for axis, (title, table) in zip(axes.flat, panels.items(), strict=True):
-        _draw_over_numbers(axis, table, look, joined)
+        _draw_over_numbers(axis, table, styles, joined)
         if zero:
             axis.axhline(0, color=GREY, linewidth=1)
         axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
@@ -201,23 +201,23 @@ def against(
             write_plain_numbers(axis.yaxis)
 
     one_scale([axis for axis in drawn if axis.get_title().split(":")[0] in OVERALL], "y")
-    named = _name_lines(drawn, look) if joined else _name_each_point(drawn, look)
+    named = _name_lines(drawn, styles) if joined else _name_each_point(drawn, styles)
     return finish(figure, axes, named=not named)
 
 
 def _draw_over_numbers(
-    axis: Axes, table: pd.DataFrame, look: Mapping[str, Look], joined: bool
+    axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyle], joined: bool
 ) -> None:
     """Every row of a panel of `against`, one without an x as a horizontal line."""
     for row, part in table.groupby("row", sort=False):
         if part["x"].isna().any():
             level = part["value"].item()
-            colour = look[row].colour
+            colour = styles[row].colour
             axis.axhline(level, color=colour, linestyle="--", linewidth=1, label=row)
         elif joined:
-            _draw_line(axis, part["x"], part, row, look[row])
+            _draw_line(axis, part["x"], part, row, styles[row])
         else:
-            _draw_dots(axis, part["x"], part, row, look[row])
+            _draw_dots(axis, part["x"], part, row, styles[row])
 
 
 @styled
@@ -230,13 +230,13 @@ def over_settings(
     logarithmic axis where all are above 0.  A dotted line stands at the panel's default.
     """
     panels = {title: one.assign(row=one["row"].map(shown)) for title, one in panels.items()}
-    look = looks_of([row for table in panels.values() for row in table["row"]])
+    styles = styles_of([row for table in panels.values() for row in table["row"]])
     columns = min(4, len(panels))
     lines = -(-len(panels) // columns)
     figure, axes = empty_panels(lines, columns, PAGE_WIDTH, 2.3, extra=0.5)
     drawn = axes.flat[: len(panels)]
     for axis, (title, table) in zip(drawn, panels.items(), strict=True):
-        _draw_over_numbers(axis, table, look, joined=True)
+        _draw_over_numbers(axis, table, styles, joined=True)
         default: dict[str, Any] = {"color": GREY, "linestyle": ":", "label": "the default"}
         axis.axvline(defaults[title], linewidth=1.2, zorder=1, **default)
         values = sorted(table["x"].dropna().unique())
@@ -251,7 +251,7 @@ def over_settings(
     return finish(figure, axes)
 
 
-def _name_each_point(drawn: Mapping[Axes, pd.DataFrame], look: Mapping[str, Look]) -> bool:
+def _name_each_point(drawn: Mapping[Axes, pd.DataFrame], styles: Mapping[str, RowStyle]) -> bool:
     """Names beside points, where each row has one in a panel and they are few; or those `told`.
 
     Whether the rows' names stand there.
@@ -260,14 +260,14 @@ def _name_each_point(drawn: Mapping[Axes, pd.DataFrame], look: Mapping[str, Look
     is_told = any("told" in table for table in tables)
     is_few = all(len(table) <= POINTS_NAMED for table in tables)
     is_single = all(table["row"].is_unique for table in tables)
-    if not is_told and not (is_few and is_single and len(look) > 1):
+    if not is_told and not (is_few and is_single and len(styles) > 1):
         return False
     for axis, table in drawn.items():
         names: list[Name] = []
         levels: list[Name] = []
         for one in table.itertuples():
             text = one.told if is_told else one.row
-            name = Name(str(text), look[one.row].colour, one.x, one.value)
+            name = Name(str(text), styles[one.row].colour, one.x, one.value)
             kind = levels if np.isnan(one.x) else names
             kind.append(name)
         name_points(axis, names, levels)
@@ -412,26 +412,26 @@ def _in_percent(tidy: pd.DataFrame, metric: str) -> pd.DataFrame:
     return table
 
 
-def _style_of(look: Look, label: str) -> dict[str, Any]:
+def _settings_of(style: RowStyle, label: str) -> dict[str, Any]:
     """What dots and lines of a row have in common."""
-    style: dict[str, Any] = {"color": look.colour, "label": label, "zorder": 2}
-    if look.marker in PROMINENT:
-        style["markersize"] = 9
-        style["zorder"] = 3
-    return style
+    settings: dict[str, Any] = {"color": style.colour, "label": label, "zorder": 2}
+    if style.marker in PROMINENT:
+        settings["markersize"] = 9
+        settings["zorder"] = 3
+    return settings
 
 
-def _draw_line(axis: Axes, x: pd.Series, rows: pd.DataFrame, label: str, look: Look) -> None:
+def _draw_line(axis: Axes, x: pd.Series, rows: pd.DataFrame, label: str, style: RowStyle) -> None:
     """The values of `rows` at `x` as a line with about eight markers, and their band if known."""
     every = -(-len(rows) // 8)
-    axis.plot(x, rows["value"], marker=look.marker, markevery=every, **_style_of(look, label))
+    axis.plot(x, rows["value"], marker=style.marker, markevery=every, **_settings_of(style, label))
     if "low" in rows:
         low = rows["low"]
         high = rows["high"]
-        axis.fill_between(x, low, high, color=look.colour, alpha=0.15, linewidth=0)
+        axis.fill_between(x, low, high, color=style.colour, alpha=0.15, linewidth=0)
 
 
-def _draw_dots(axis: Axes, x: pd.Series, rows: pd.DataFrame, label: str, look: Look) -> None:
+def _draw_dots(axis: Axes, x: pd.Series, rows: pd.DataFrame, label: str, style: RowStyle) -> None:
     """The values of `rows` at `x` as markers with the bars of their intervals."""
     below = rows["value"] - rows["low"]
     above = rows["high"] - rows["value"]
@@ -440,13 +440,13 @@ def _draw_dots(axis: Axes, x: pd.Series, rows: pd.DataFrame, label: str, look: L
         x,
         rows["value"],
         spread,
-        fmt=look.marker,
+        fmt=style.marker,
         elinewidth=1.2,
-        ecolor=(look.colour, 0.6),
-        **_style_of(look, label),
+        ecolor=(style.colour, 0.6),
+        **_settings_of(style, label),
     )
 
 
-def _draw_hollow(axis: Axes, x: pd.Series, values: pd.Series, look: Look) -> None:
+def _draw_hollow(axis: Axes, x: pd.Series, values: pd.Series, style: RowStyle) -> None:
     """The paper's numbers: a row's marker, larger and empty."""
-    axis.plot(x, values, look.marker, color=look.colour, markerfacecolor="none", markersize=8)
+    axis.plot(x, values, style.marker, color=style.colour, markerfacecolor="none", markersize=8)

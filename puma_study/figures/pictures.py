@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from pumalib.data import Benchmark
 from pumalib.data.images import decode
 
-from .looks import BLACK, FALSE, TRUE, shown
+from .row_styles import BLACK, FALSE, TRUE, shown
 from .style import PAGE_WIDTH, empty_panels, styled
 
 # Pixels of a picture's side.

@@ -22,7 +22,7 @@ from PIL import Image
 
 from pumalib import paths
 
-from .looks import GREY
+from .row_styles import GREY
 
 Inputs = ParamSpec("Inputs")
 Output = TypeVar("Output")

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from .labels import Name, name_points
-from .looks import BLACK, GREY, OURS, Look, looks_of, shown
+from .row_styles import BLACK, GREY, OURS, RowStyle, shown, styles_of
 from .style import PAGE_WIDTH, empty_panels, finish, one_scale, styled, write_plain_numbers
 
 # Points of R@1 below the frozen backbone at which the scale of the curves ends.
@@ -36,10 +36,10 @@ def tuning_curves(tuned: pd.DataFrame, frozen: float, epochs: int) -> Figure:
     figure, axes = empty_panels(lines, columns, PAGE_WIDTH, height, extra=0.7)
 
     bottom, top = _scale(drawn["percent"], 100 * frozen)
-    look = looks_of(rows)
+    styles = styles_of(rows)
     for axis, row in zip(axes.flat, rows, strict=False):
         part = drawn[drawn["row"] == row]
-        _draw_search(axis, part, look[row], epochs, bottom)
+        _draw_search(axis, part, styles[row], epochs, bottom)
         if np.isfinite(frozen):
             axis.axhline(100 * frozen, color=GREY, linestyle="-.", linewidth=1)
         axis.set_xscale("log")
@@ -54,7 +54,9 @@ def tuning_curves(tuned: pd.DataFrame, frozen: float, epochs: int) -> Figure:
     return figure
 
 
-def _draw_search(axis: Axes, part: pd.DataFrame, look: Look, epochs: int, bottom: float) -> None:
+def _draw_search(
+    axis: Axes, part: pd.DataFrame, style: RowStyle, epochs: int, bottom: float
+) -> None:
     is_usual = part["epochs"] == epochs
     mirrored = part.loc[is_usual & (part["seed"] == 0), "mirrored"].iloc[0]
     is_alike = part["mirrored"] == mirrored
@@ -63,25 +65,29 @@ def _draw_search(axis: Axes, part: pd.DataFrame, look: Look, epochs: int, bottom
         first = mine[(mine["seed"] == 0) & (mine["epochs"] == epochs)]
         second = mine[(mine["seed"] == 1) & (mine["epochs"] == epochs)]
         longer = mine[(mine["seed"] == 0) & (mine["epochs"] != epochs)]
-        axis.plot(first["rate"], first["percent"], color=look.colour, linestyle=line, marker=".")
-        hollow: dict[str, Any] = {"color": look.colour, "markerfacecolor": "white", "markersize": 5}
+        axis.plot(first["rate"], first["percent"], color=style.colour, linestyle=line, marker=".")
+        hollow: dict[str, Any] = {
+            "color": style.colour,
+            "markerfacecolor": "white",
+            "markersize": 5,
+        }
         axis.plot(second["rate"], second["percent"], "o", zorder=3, **hollow)
         for _, one in longer.groupby("epochs"):
             axis.plot(
-                one["rate"], one["percent"], ":.", color=look.colour, linewidth=1, markersize=3
+                one["rate"], one["percent"], ":.", color=style.colour, linewidth=1, markersize=3
             )
 
     best = part[part["chosen"]]
     if len(best):
         ring: dict[str, Any] = {"markerfacecolor": "none", "color": BLACK, "markersize": 11}
         axis.plot(best["rate"].iloc[0], best["percent"].mean(), "o", **ring)
-    _draw_what_is_below(axis, part, look, bottom)
+    _draw_what_is_below(axis, part, style, bottom)
 
 
-def _draw_what_is_below(axis: Axes, part: pd.DataFrame, look: Look, bottom: float) -> None:
+def _draw_what_is_below(axis: Axes, part: pd.DataFrame, style: RowStyle, bottom: float) -> None:
     """An arrow at each rate with numbers below the scale, and the lowest of them."""
     for rate, lowest in part[part["percent"] < bottom].groupby("rate")["percent"].min().items():
-        axis.plot(rate, bottom + 0.8, "v", color=look.colour, markersize=4)
+        axis.plot(rate, bottom + 0.8, "v", color=style.colour, markersize=4)
         above: dict[str, Any] = {
             "xytext": (0, 4),
             "textcoords": "offset points",
@@ -156,15 +162,15 @@ def where_it_wins(
     large = figure.add_subplot(grid[:, :2])
     small = [figure.add_subplot(grid[line, column]) for line in (0, 1) for column in (2, 3)]
     stages = [by_dataset["stage"], *(panel["stage"] for panel in panels.values())]
-    look = looks_of(pd.concat(stages).dropna())
+    styles = styles_of(pd.concat(stages).dropna())
 
-    _draw_datasets(large, by_dataset, look)
+    _draw_datasets(large, by_dataset, styles)
     _shade_sides(large)
-    _name_datasets(large, by_dataset, look)
+    _name_datasets(large, by_dataset, styles)
     _name_sides(large)
     large.text(0.98, 0.02, told, transform=large.transAxes, ha="right", va="bottom", fontsize=8)
     for axis, (title, panel) in zip(small, panels.items(), strict=True):
-        _draw_places(axis, panel, look)
+        _draw_places(axis, panel, styles)
         axis.set_title(title, fontsize=9)
         axis.tick_params(labelsize=8)
     one_scale(small, "y")
@@ -175,9 +181,9 @@ def where_it_wins(
     return finish(figure, np.array([[large, *small]]), title)
 
 
-def _draw_datasets(axis: Axes, table: pd.DataFrame, look: Mapping[str, Look]) -> None:
+def _draw_datasets(axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyle]) -> None:
     for stage, part in table.groupby("stage", sort=False):
-        own = look[str(stage)]
+        own = styles[str(stage)]
         _draw_points(axis, part["frozen"], part, own, label=str(stage))
     if len(table):
         axis.set_xscale("log")
@@ -190,20 +196,20 @@ def _draw_datasets(axis: Axes, table: pd.DataFrame, look: Mapping[str, Look]) ->
     axis.set_title("By dataset, all training images", fontsize=9)
 
 
-def _name_datasets(axis: Axes, table: pd.DataFrame, look: Mapping[str, Look]) -> None:
+def _name_datasets(axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyle]) -> None:
     """The datasets' names beside their points, once the scale is final."""
     names = []
     for one in table.itertuples():
-        colour = look[str(one.stage)].colour
+        colour = styles[str(one.stage)].colour
         names.append(Name(shown(one.dataset), colour, float(one.frozen), float(one.points)))
     name_points(axis, names)
 
 
-def _draw_places(axis: Axes, panel: pd.DataFrame, look: Mapping[str, Look]) -> None:
+def _draw_places(axis: Axes, panel: pd.DataFrame, styles: Mapping[str, RowStyle]) -> None:
     """Points at named places, those of a stage joined by a line."""
     places = list(panel["place"].unique())
     for stage, part in panel.dropna(subset=["points"]).groupby("stage", sort=False):
-        own = look[str(stage)]
+        own = styles[str(stage)]
         x = part["place"].map(places.index)
         aside = part["aside"]
         axis.plot(x[~aside], part["points"][~aside], color=own.colour, linewidth=1)
@@ -224,7 +230,7 @@ def _draw_points(
     axis: Axes,
     x: pd.Series,
     part: pd.DataFrame,
-    look: Look,
+    style: RowStyle,
     *,
     label: str = "",
     hollow: bool = False,
@@ -236,12 +242,16 @@ def _draw_points(
             continue
         y = part["points"][mine]
         spread = np.stack([y - part["low"][mine], part["high"][mine] - y])
-        style: dict[str, Any] = {"elinewidth": 1, "ecolor": (look.colour, 0.5), "markersize": 5.5}
+        settings: dict[str, Any] = {
+            "elinewidth": 1,
+            "ecolor": (style.colour, 0.5),
+            "markersize": 5.5,
+        }
         if hollow or kind:
-            style["markerfacecolor"] = "white"
+            settings["markerfacecolor"] = "white"
         if label:
-            style["label"] = label + kind
-        axis.errorbar(x[mine], y, spread, fmt=look.marker, color=look.colour, **style)
+            settings["label"] = label + kind
+        axis.errorbar(x[mine], y, spread, fmt=style.marker, color=style.colour, **settings)
 
 
 def _shade_sides(axis: Axes) -> None:

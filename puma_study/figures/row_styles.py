@@ -1,0 +1,338 @@
+"""The name, the colour and the marker of a row in every figure: two tables.
+
+`NAMES` has the names under which methods, losses, datasets and rows are shown, and `ROW_STYLES`
+colour and marker by shown name: `full` and `universal CurricularFace` share both.  A name in
+neither table is shown unchanged, in a style that depends on the name alone, so that adding one
+never repaints another.
+
+Three hues have one meaning each, wherever they are drawn: PUMA's is its own, green is true, and
+vermilion is false.
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+# Distinct for a colour-blind reader, and none of them green, vermilion or PUMA's.
+BLUE = "#0173b2"
+AMBER = "#de8f05"
+INDIGO = "#5e4fa2"
+LILAC = "#9c8ad2"
+BROWN = "#8c510a"
+TAN = "#ca9161"
+SLATE = "#708090"
+YELLOW = "#c9b400"
+SKY = "#56b4e9"
+BLACK = "#222222"
+DARK_GREY = "#555555"
+
+# For names that have no line in `ROW_STYLES`.
+COLOURS = [BLUE, AMBER, INDIGO, BROWN, LILAC, TAN, SLATE, YELLOW, SKY]
+MARKERS = ["X", "P", "d", "p", "h"]
+
+# True, false, and neither.
+TRUE = "#009e73"
+FALSE = "#d55e00"
+GREY = "#888888"
+
+# A difference whose interval lies above zero, and one below: neither is right or wrong.
+ABOVE = BLUE
+BELOW = AMBER
+
+
+class RowStyle(NamedTuple):
+    """The colour and the marker that matplotlib draws a name with."""
+
+    colour: str
+    marker: str
+
+
+OURS = RowStyle("#c8106e", "*")
+
+
+# ---- names
+
+# The paper's losses as they are written within a name; alone they begin with a capital.
+LOSSES = {
+    "Triplet": "triplet",
+    "Margin": "Margin",
+    "MS": "multi-similarity",
+    "PA": "Proxy-Anchor",
+    "Hyp": "Hyp",
+    "SoftTriple": "SoftTriple",
+    "CosFace": "CosFace",
+    "ArcFace": "ArcFace",
+    "CurricularFace": "CurricularFace",
+}
+
+
+def capital(name: str) -> str:
+    """`name` with its first letter as a capital, and otherwise unchanged."""
+    return name[:1].upper() + name[1:]
+
+
+# The name to show, by the name of a run's row, of a row of the paper, or of a dataset.
+NAMES: dict[str, str] = {
+    "frozen": "Frozen backbone",
+    "pretrained": "Frozen backbone",
+    "full": "Full fine-tuning",
+    "full fine-tuning": "Full fine-tuning",
+    # Full fine-tuning, one model for all datasets, or a model for each (Table 2)
+    **{f"universal {key}": f"Full, {name}" for key, name in LOSSES.items()},
+    **{f"specific {key}": f"{capital(name)}, a model per dataset" for key, name in LOSSES.items()},
+    "universal CurricularFace": "Full fine-tuning",
+    "specific CurricularFace": "Full, a model per dataset",
+    # Methods, as pumalib.config and the paper name them (Tables 2, 3 and 7)
+    "linear": "Linear embedding",
+    "linear, untrained": "Linear embedding, untrained",
+    "Linear Emb.": "Linear embedding",
+    "mlp3": "MLP-3",
+    "MLP-3 Emb.": "MLP-3",
+    "vpt": "Visual prompt (VPT)",
+    "VPT": "Visual prompt (VPT)",
+    "single": "Visual prompt (VPT)",
+    "vpt-deep": "Visual prompts, deep",
+    "prompt-pool": "Prompt pool",
+    "conditional": "Prompt pool",
+    "lora": "LoRA",
+    "lora-stochastic": "Stochastic LoRA",
+    "adaptformer": "AdaptFormer",
+    "adapter": "Adapter, static",
+    "static": "Adapter, static",
+    "adapter-stochastic": "Adapter, stochastic",
+    "stochastic": "Adapter, stochastic",
+    "vpt+adapter": "VPT + static adapter",
+    "single + static": "VPT + static adapter",
+    "puma": "PUMA",
+    "universal PUMA": "PUMA",
+    "conditional + stochastic": "PUMA",
+    "specific PUMA": "PUMA, a model per dataset",
+    "puma+lora": "PUMA + LoRA",
+    "puma+lora-stochastic": "PUMA + stochastic LoRA",
+    "PUMA + Stochastic LoRA": "PUMA + stochastic LoRA",
+    # Backbones and dimensions (Tables 4 and 6)
+    "frozen ViT-S": "Frozen ViT-S",
+    "frozen ViT-B": "Frozen ViT-B",
+    "frozen ViT-L": "Frozen ViT-L",
+    "CurricularFace ViT-S/16 128": "Full, ViT-S, 128",
+    "CurricularFace ViT-S/16 512": "Full, ViT-S, 512",
+    "CurricularFace ViT-B/16 128": "Full, ViT-B, 128",
+    "PUMA ViT-S/16 128": "PUMA, ViT-S, 128",
+    "PUMA ViT-S/16 512": "PUMA, ViT-S, 512",
+    "PUMA ViT-B/16 128": "PUMA, ViT-B, 128",
+    # Losses, as the paper and as pumalib.losses name them, and the triplet loss with its miners
+    **{key: capital(name) for key, name in LOSSES.items()},
+    "MS + XBM": "Multi-similarity + XBM",
+    "plain triplets": "Triplets, plain",
+    "triplet": "Triplet",
+    "triplet random": "Triplet, random",
+    "triplet all": "Triplet, all",
+    "triplet, all": "Triplet, all",
+    "triplet, random": "Triplet, random",
+    "triplet, semi-hard": "Triplet, semi-hard",
+    "triplet semihard": "Triplet, semi-hard",
+    "triplet batchhard": "Triplet, batch-hard",
+    "triplet, batch-hard": "Triplet, batch-hard",
+    "contrastive": "Contrastive",
+    "npair": "N-pair",
+    "margin": "Margin",
+    "ms": "Multi-similarity",
+    "multi-similarity": "Multi-similarity",
+    "supcon": "SupCon",
+    "proxynca": "ProxyNCA",
+    "proxynca++": "ProxyNCA++",
+    "proxyanchor": "Proxy-Anchor",
+    "proxygml": "ProxyGML",
+    "crossentropy": "Cross-entropy",
+    "normsoftmax": "NormSoftmax",
+    "softtriple": "SoftTriple",
+    "cosface": "CosFace",
+    "arcface": "ArcFace",
+    "curricularface": "CurricularFace",
+    "hyp": "Hyp",
+    "direction": "Direction",
+    # Datasets of photographs
+    "animals_tinyimagenet": "animals",
+    "birds_cub50": "birds",
+    "cars_196": "cars",
+    "characters_omniglot": "characters",
+    "emoji_emojione": "emoji",
+    "faces_orl": "faces",
+    "flowers_17": "flowers",
+    "objects_caltech": "objects",
+}
+
+
+# A space of no width.
+UNSEEN = "\u200b"
+
+
+def shown(name: object) -> str:
+    """The name to show for `name`.
+
+    Matplotlib leaves names with a leading underscore out of legends: `UNSEEN` is put before it.
+    """
+    text = NAMES.get(str(name), str(name))
+    if text.startswith("_"):
+        return UNSEEN + text
+    return text
+
+
+# ---- styles
+
+# By shown name.
+ROW_STYLES: dict[str, RowStyle] = {
+    # The level that the others start from: a dash
+    "Frozen backbone": RowStyle(DARK_GREY, "_"),
+    # The level that they should reach
+    "target": RowStyle(DARK_GREY, "_"),
+    "Full fine-tuning": RowStyle(BLACK, "s"),
+    "Full fine-tuning, 512": RowStyle(BLUE, "X"),
+    "PUMA": OURS,
+    "PUMA, 512": RowStyle(AMBER, "P"),
+    "PUMA, first half": RowStyle(INDIGO, "d"),
+    # Methods
+    "Linear embedding": RowStyle(INDIGO, "v"),
+    "MLP-3": RowStyle(LILAC, "<"),
+    "Visual prompt (VPT)": RowStyle(BROWN, ">"),
+    "Visual prompts, deep": RowStyle(TAN, "D"),
+    "Prompt pool": RowStyle(TAN, "^"),
+    "LoRA": RowStyle(SLATE, "^"),
+    "Stochastic LoRA": RowStyle(YELLOW, "v"),
+    "AdaptFormer": RowStyle(SKY, "<"),
+    "Adapter, static": RowStyle(BLUE, ">"),
+    "Adapter, stochastic": RowStyle(AMBER, "D"),
+    "VPT + static adapter": RowStyle(LILAC, "v"),
+    "PUMA + LoRA": RowStyle(TAN, ">"),
+    "PUMA + stochastic LoRA": RowStyle(SLATE, "D"),
+    # Full fine-tuning, a model for each dataset (Table 2)
+    "Triplet, a model per dataset": RowStyle(BLUE, "o"),
+    "Margin, a model per dataset": RowStyle(AMBER, "o"),
+    "Multi-similarity, a model per dataset": RowStyle(INDIGO, "o"),
+    "Proxy-Anchor, a model per dataset": RowStyle(LILAC, "o"),
+    "Hyp, a model per dataset": RowStyle(BROWN, "o"),
+    "SoftTriple, a model per dataset": RowStyle(TAN, "o"),
+    "CosFace, a model per dataset": RowStyle(SLATE, "o"),
+    "ArcFace, a model per dataset": RowStyle(YELLOW, "o"),
+    "Full, a model per dataset": RowStyle(SKY, "o"),
+    # Full fine-tuning, one model for all datasets (Table 2)
+    "Full, triplet": RowStyle(BLUE, "s"),
+    "Full, Margin": RowStyle(AMBER, "s"),
+    "Full, multi-similarity": RowStyle(INDIGO, "s"),
+    "Full, Proxy-Anchor": RowStyle(LILAC, "s"),
+    "Full, Hyp": RowStyle(BROWN, "s"),
+    "Full, SoftTriple": RowStyle(TAN, "s"),
+    "Full, CosFace": RowStyle(SLATE, "s"),
+    "Full, ArcFace": RowStyle(YELLOW, "s"),
+    # Kinds of models (Table 10)
+    "A model per dataset": RowStyle(BLUE, "X"),
+    "One model for all": RowStyle(AMBER, "P"),
+    "Best CNN": RowStyle(INDIGO, "d"),
+    # Losses: any method with one of the paper (Tables 5 and 8), and the others of pumalib.losses
+    "Triplet": RowStyle(BLUE, "8"),
+    "Margin": RowStyle(AMBER, "8"),
+    "Multi-similarity": RowStyle(INDIGO, "8"),
+    "Proxy-Anchor": RowStyle(LILAC, "8"),
+    "Hyp": RowStyle(BROWN, "8"),
+    "SoftTriple": RowStyle(TAN, "8"),
+    "CosFace": RowStyle(SLATE, "8"),
+    "ArcFace": RowStyle(YELLOW, "8"),
+    "CurricularFace": RowStyle(SKY, "8"),
+    "SupCon": RowStyle(BLUE, "X"),
+    "ProxyNCA++": RowStyle(AMBER, "P"),
+    "Triplet + XBM": RowStyle(BLUE, "X"),
+    "Multi-similarity + XBM": RowStyle(INDIGO, "P"),
+    "Triplets, plain": RowStyle(SKY, "h"),
+    "Triplet, random": RowStyle(BLUE, "X"),
+    "Triplet, all": RowStyle(AMBER, "P"),
+    "Triplet, semi-hard": RowStyle(BLACK, "d"),
+    "Triplet, batch-hard": RowStyle(SLATE, "p"),
+    "Contrastive": RowStyle(BROWN, "h"),
+    "N-pair": RowStyle(TAN, "p"),
+    "ProxyNCA": RowStyle(BLUE, "h"),
+    "ProxyGML": RowStyle(YELLOW, "d"),
+    # Datasets of mini
+    "glyphs": RowStyle(BLUE, "X"),
+    "garments": RowStyle(AMBER, "P"),
+    "digits": RowStyle(LILAC, "p"),
+    "vehicles": RowStyle(BROWN, "h"),
+    "photos": RowStyle(TAN, "X"),
+    # Datasets of mini, of photographs and of the paper
+    "birds": RowStyle(INDIGO, "d"),
+    "aircraft": RowStyle(SLATE, "P"),
+    "flowers": RowStyle(YELLOW, "d"),
+    "cub": RowStyle(BLUE, "X"),
+    "cars": RowStyle(AMBER, "P"),
+    "sop": RowStyle(INDIGO, "d"),
+    "inshop": RowStyle(LILAC, "p"),
+    "nabirds": RowStyle(BROWN, "h"),
+    "dogs": RowStyle(TAN, "X"),
+    "animals": RowStyle(BLUE, "X"),
+    "characters": RowStyle(LILAC, "p"),
+    "emoji": RowStyle(BROWN, "h"),
+    # Stages: the images and the pretraining of a profile (19_when_puma_wins)
+    "8 drawn datasets (mini)": RowStyle(BROWN, "o"),
+    "5 datasets at 96 px, ImageNet-1k": RowStyle(SKY, "v"),
+    "5 datasets, ImageNet-1k": RowStyle(BLUE, "s"),
+    "5 datasets, ImageNet-21k": RowStyle(LILAC, "D"),
+    "8 of photographs, ImageNet-21k": RowStyle(INDIGO, "^"),
+    # Overall accuracies
+    "unified": RowStyle(BLUE, "X"),
+    "harmonic": RowStyle(AMBER, "P"),
+    # Lines of single figures
+    "here": RowStyle(BLUE, "o"),
+    "printed": RowStyle(BLACK, "D"),
+    "p = 0.1": RowStyle(BLUE, "X"),
+    "seed 0": RowStyle(BLUE, "X"),
+    "seed 1": RowStyle(AMBER, "P"),
+    "seed 2": RowStyle(INDIGO, "d"),
+    "seed 3": RowStyle(LILAC, "p"),
+    "seed 4": RowStyle(BROWN, "h"),
+    "edges": RowStyle(BLUE, "X"),
+    "colours": RowStyle(AMBER, "P"),
+    "family": RowStyle(INDIGO, "d"),
+    "class": RowStyle(LILAC, "p"),
+    "flat": RowStyle(BLUE, "X"),
+    "ivf": RowStyle(AMBER, "P"),
+    "hnsw": RowStyle(INDIGO, "d"),
+}
+
+
+def styles_of(names: Iterable[str]) -> dict[str, RowStyle]:
+    """The style of each of the `names` of one figure, in their order.
+
+    Names without a line in `ROW_STYLES` get distinct styles within the figure: if two would have
+    the same, the later one takes the next colour that is free among them.
+    """
+    chosen: dict[str, RowStyle] = {}
+    unknown: list[RowStyle] = []
+    for name in dict.fromkeys(names):
+        if shown(name) in ROW_STYLES:
+            chosen[name] = ROW_STYLES[shown(name)]
+        else:
+            chosen[name] = _own_style(name, unknown)
+            unknown.append(chosen[name])
+    return chosen
+
+
+def _own_style(name: str, taken: Collection[RowStyle]) -> RowStyle:
+    """The style that a hash of `name` points to, or the next that is not among `taken`."""
+    # Python's own hash of a string differs from process to process.
+    number = zlib.crc32(str(name).removeprefix(UNSEEN).encode())
+    colours = _starting_at(number, COLOURS)
+    markers = _starting_at(number // len(COLOURS), MARKERS)
+
+    # With more names than colours all colours are used once before one is used twice.
+    uses = Counter(style.colour for style in taken)
+    colour = min(colours, key=lambda one: uses[one])
+    for marker in markers:
+        if (colour, marker) not in taken:
+            return RowStyle(colour, marker)
+    return RowStyle(colour, markers[0])
+
+
+def _starting_at(number: int, cycle: Sequence[str]) -> list[str]:
+    """`cycle` rotated to begin at position `number`, counted round."""
+    start = number % len(cycle)
+    return [*cycle[start:], *cycle[:start]]
