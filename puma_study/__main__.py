@@ -111,7 +111,7 @@ def runs() -> None:
     help="of pandas, over all settings: \"method == 'puma' and `training.lr` < 1e-3\"",
 )
 def list_runs(profile: str | None, query: str | None) -> None:
-    """List runs, or those that match --query; below them failed runs, which have no numbers."""
+    """List runs (all, or matching --query); below them failed runs, which have no numbers."""
     from . import runs as kept_runs
 
     finished = _those_of(kept_runs.list_runs(profile), query)

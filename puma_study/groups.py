@@ -1,7 +1,7 @@
 """Groups of similar classes: the makes of cars, the alphabets of characters, the kinds of birds.
 
 Because classes of one group are similar, intervals from a bootstrap over classes may be too narrow.
-They are shown with those of a bootstrap over groups, each drawn with all its classes.
+A bootstrap over groups, each drawn with all its classes, gives a second interval next to these.
 """
 
 import re

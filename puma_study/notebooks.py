@@ -281,7 +281,7 @@ def _planned(cell: NotebookNode) -> pd.DataFrame:
 
 @dataclass
 class Outcome:
-    """How the execution of a notebook ended, and what it wrote."""
+    """How the execution of a notebook ended, and the tables it wrote."""
 
     notebook: str
     status: str  # done, left out (runs are not kept and may not be trained), or FAILED

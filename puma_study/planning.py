@@ -25,11 +25,11 @@ def plan(
     side: Collection[str] = (),
     images_per_second: float = needs.STATED_SPEED,
 ) -> pd.DataFrame:
-    """A row per run that `run_all` would use, with what its training needs; trains nothing.
+    """A row per run that `run_all` would use, with its training's needs; trains nothing.
 
     Indexed by the run's name, with the columns
 
-    - `method`; `images`, seen in training: those of the dataset times epochs;
+    - `method`; `images` seen in training: images of the dataset times epochs;
     - `kept`: it is not trained, because it is kept or has failed before;
     - `hours`, from the median speed of similar kept runs if `measured` (same method, backbone,
       image size and device), else from `images_per_second` of a ViT-S at 224 px, scaled by the
@@ -79,10 +79,10 @@ def _speeds(profile: Profile) -> pd.Series:
 
 
 class _Found(NamedTuple):
-    """A run's name, the size of its training, and what it lacks on this machine."""
+    """A run's name, the size of its training, and data and weights missing on this machine."""
 
     name: str
-    images: int  # seen in training: those of the dataset times epochs
+    images: int  # seen in training: images of the dataset times epochs
     data: str  # missing data and the remedy, or ""; likewise weights
     weights: str
 

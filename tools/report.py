@@ -1,9 +1,8 @@
-"""The report: docs/report/report.md with its figures as HTML and as PDF.
+"""Build the report, docs/report/report.md with its figures, as HTML and PDF.
 
-pandoc reads the Markdown, with formulas, citations and captions, and writes HTML and Typst's own
-language, which typst sets as PDF.  Both come as packages of Python, with their programs inside, and
-ask no network.  The numbers are those of `pages`, the figures are drawn here from the same
-kept runs.
+pandoc reads the Markdown, with formulas, citations and captions, and writes HTML and Typst source,
+which typst compiles to PDF.  Both are Python packages that contain the programs and need no
+network.  `pages` writes the numbers; the figures are drawn here from the same kept runs.
 """
 
 import shutil
@@ -20,7 +19,7 @@ from . import page_rows, pages
 
 PAGE = "docs/report/report.md"
 SOURCE = (paths.ROOT / PAGE).parent
-# Wider tables would be squeezed into equal columns.
+# pandoc squeezes tables wider than this into equal columns.
 COLUMNS = 1000
 
 FACTORS = (0.25, 1, 4)
@@ -39,7 +38,7 @@ def build(folder: Path) -> list[Path]:
     shutil.copy(SOURCE.parent / "schematic.svg", folder)
     draw(page_rows.Kept(pages.list_pages()[PAGE]), folder / "figures")
 
-    # Comments between a table and its caption would part them.
+    # A comment between a table and its caption would separate them.
     text = (paths.ROOT / PAGE).read_text(encoding="utf-8")
     source = findings.without_markers(text)
     shared = ["--citeproc", "--number-sections", f"--columns={COLUMNS}", "--standalone"]
@@ -97,12 +96,12 @@ def claimed(kept: page_rows.Kept) -> Figure:
 
 
 def claimed_in_the_trial(_: page_rows.Kept) -> Figure:
-    """The same on the trial's profile: the figure of README.md."""
+    """The same with the trial's profile, for README.md."""
     return claimed(page_rows.Kept())
 
 
 def by_dataset(kept: page_rows.Kept) -> Figure:
-    """What three methods have over full fine-tuning on each dataset, by the frozen backbone's."""
+    """Three methods minus full fine-tuning by dataset, in order of the frozen backbone's R@1."""
     datasets = [name for name in kept.results("frozen", kept.stage).wide() if "_" in name]
     level = {name: kept.levels("frozen", kept.stage, name)["value"] for name in datasets}
     lines = []
@@ -116,7 +115,7 @@ def by_dataset(kept: page_rows.Kept) -> Figure:
 
 
 def keep_probability(kept: page_rows.Kept) -> Figure:
-    """Unified R@1 over the keep probability of the adapters (Fig. 7), and the same on mini."""
+    """Unified R@1 over the keep probability of the adapters (Fig. 7), also on mini."""
     panels = {}
     for profile in (kept.stage, "mini"):
         lines = []
@@ -130,7 +129,7 @@ def keep_probability(kept: page_rows.Kept) -> Figure:
 
 
 def loss_and_accuracy(kept: page_rows.Kept) -> Figure:
-    """R@1 over the last training loss, of the rows with one model and CurricularFace."""
+    """R@1 over the last training loss, for the rows in `ALIKE`."""
     panels = {}
     for column in evaluation.OVERALL:
         lines = []
@@ -154,7 +153,7 @@ def training_length(kept: page_rows.Kept) -> Figure:
 
 
 def few_shot(kept: page_rows.Kept) -> Figure:
-    """R@1 on mini over the images a class (Fig. 6)."""
+    """R@1 on mini over the number of training images per class (Fig. 6)."""
     rows = {"full {}": "full", "PUMA {}": "puma", "linear {}": "linear"}
     return _curves(kept, "few_shot", rows, SHOTS, "training images a class")
 
@@ -162,10 +161,10 @@ def few_shot(kept: page_rows.Kept) -> Figure:
 def _curves(
     kept: page_rows.Kept, file: str, rows: Mapping[str, str], places: Sequence[float], xlabel: str
 ) -> Figure:
-    """A panel for unified and one for harmonic R@1, with the lines of a table of mini.
+    """A panel for unified and one for harmonic R@1, with lines from a table of mini.
 
-    `rows` gives the rows of a line, as "PUMA {}" for each of the places, and their key in
-    docs/pages.yaml.
+    `rows` maps a pattern of row names, such as "PUMA {}" to be filled with each place, to the key
+    of its line in docs/pages.yaml.
     """
     lines = []
     for column in evaluation.OVERALL:
@@ -178,7 +177,7 @@ def _curves(
 
 
 def _line(levels: pd.Series, label: str, x: float) -> dict:
-    """A point of `figures.against`, from `Kept.levels`."""
+    """A row for `figures.against`, made of `Kept.levels`."""
     return {"row": label, "x": x, **levels[["value", "low", "high"]]}
 
 

@@ -1,7 +1,7 @@
-"""Coverage and false positives of contrasts on constructed hits, by what is believed of the seeds.
+"""Coverage and false positives of contrasts in simulated studies, by estimator of seed variance.
 
-`python -m tools.simulation` prints them for the rules of `RULES`, for several kinds of studies at 3
-and 5 seeds: a quarter of an hour.  `tests/test_statistics.py` asserts them on fewer studies.
+`python -m tools.simulation` prints them for the estimators in `RULES`, for several kinds of studies
+with 3 and 5 seeds, in a quarter of an hour.  `tests/test_statistics.py` asserts them on fewer.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ JUDGED = [*CLASSES, "unified", "harmonic"]
 
 @dataclass(frozen=True)
 class World:
-    """How hits come about: a query hits by chance, at a rate that is a sum.
+    """A kind of study: each query is correct with a probability that is a sum of random parts.
 
-    Standard deviations of its parts: how hard a class is, how well it suits a row, and how good a
-    seed of a row is on each dataset.  `unstable` rows, the last ones, have the last so many times.
+    Their standard deviations: `ease` of a class, how well a class `suits` a row, and `of_seed`, a
+    seed of a row on a dataset.  For the last `unstable` rows `of_seed` is multiplied by `times`.
     """
 
     rows: int = 12
@@ -34,13 +34,13 @@ class World:
     ease: float = 0.15
     suits: float = 0.02
     of_seed: float = 0.04
-    effect: float = 0.0  # of the first row over all others
+    effect: float = 0.0  # added to the first row alone
     unstable: int = 0
     times: float = 3.0
 
 
 def draw(world, rng):
-    """Hits by row and seed, and the classes of their queries."""
+    """Correct (1.0) or not (0.0) for each query, by row and seed, and the queries' classes."""
     numbers = {}
     for place, (name, count) in enumerate(CLASSES.items()):
         numbers[name] = np.repeat(np.arange(count), PER_CLASS) + 1000 * place
@@ -64,7 +64,7 @@ def draw(world, rng):
 
 
 def tables_of(rows):
-    """The accuracies (seeds, columns) of each row."""
+    """Accuracies by row: tables (seeds, columns)."""
     tables = {}
     for place, row in enumerate(rows):
         lines = []
@@ -76,16 +76,16 @@ def tables_of(rows):
     return tables
 
 
-# ---- what is believed of the seeds, by row
+# ---- estimators of the variance over seeds, by row
 
 
 def contrast_itself(tables):
-    """Nothing: the spread over seeds of the contrast."""
+    """None by row: the contrast's own variance over seeds is used."""
     return dict.fromkeys(tables)
 
 
 def each_row(tables):
-    """Every row's own variance."""
+    """Each row's own variance."""
     spreads = {}
     for row, table in tables.items():
         variance = table.var(ddof=1)
@@ -94,12 +94,12 @@ def each_row(tables):
 
 
 def pooled_alone(tables):
-    """The mean of the stable rows' variances for every stable row."""
+    """For every stable row the mean variance of the stable rows."""
     return _for_stable(tables, lambda own, pooled, freedom: (pooled, len(own) * freedom))
 
 
 def moderated(tables):
-    """The stable rows' variances shrunk to a prior (Smyth, 2004), which is estimated from them."""
+    """The stable rows' variances, shrunk to a prior that is estimated from them (Smyth, 2004)."""
     return _for_stable(tables, _moderated)
 
 
@@ -116,13 +116,13 @@ def _moderated(own, pooled, freedom):
 
 
 def _prior_freedom(excess):
-    """The degrees of freedom of which the trigamma of half is this: many where there is none."""
+    """The degrees of freedom d with trigamma(d / 2) = excess; at most 200, also without excess."""
     many = np.linspace(0.5, 200, 4000)
     return many[np.argmin(np.abs(special.polygamma(1, many / 2) - max(excess, 0)))]
 
 
 def _for_stable(tables, rule):
-    """`rule` for the rows that `pooled_spreads` calls stable, the others' own variance."""
+    """Spreads by `rule` for rows that `pooled_spreads` calls stable, and its own for others."""
     chosen = pooled_spreads(tables, JUDGED)
     most = max(spread.freedom[COLUMN] for spread in chosen.values())
     stable = [row for row, spread in chosen.items() if spread.freedom[COLUMN] == most]
@@ -137,7 +137,7 @@ def _for_stable(tables, rule):
 
 
 def chosen(tables):
-    """`pooled_spreads`: the own variance of a stable row where it is above the pooled one."""
+    """`pooled_spreads`: a stable row's variance is the larger of its own and the pooled one."""
     return pooled_spreads(tables, JUDGED)
 
 
@@ -150,15 +150,15 @@ RULES = {
 }
 
 
-# ---- how often it is right
+# ---- coverage and error rates
 
 
 def rates(world, studies, rules=("chosen",), seed=0):
-    """Of the contrasts of the first row with all others, or all unstable ones, by rule.
+    """Rates by rule, over contrasts of the first row with all others, or with all unstable ones.
 
-    `covered`, the share whose interval holds the true effect; `refused`, the share with a p-value
-    below `LEVEL`; `strict`, below `LEVEL / 37`, Holm's first step in a study of 37 claims;
-    `family`, the share of studies in which Holm's correction leaves one; and half the `width`.
+    `covered`: intervals that contain the true effect; `refused`: p-values below `LEVEL`; `strict`:
+    below `LEVEL / 37`, Holm's first step in a study of 37 claims; `family`: studies with a p-value
+    below `LEVEL` after Holm's correction; `width`: the mean half-width of the intervals.
     """
     rng = np.random.default_rng(seed)
     others = range(world.rows - world.unstable if world.unstable else 1, world.rows)
@@ -193,7 +193,7 @@ WORLDS: dict[str, dict[str, Any]] = {
     "the last two of twelve unstable, and compared": {"unstable": 2},
     "the first row 8 points above": {"effect": 0.08},
     "classes matter as much as seeds": {"suits": 0.15},
-    # As of rows with few images, which help each other alone.
+    # Like rows with few images, which are pooled with each other alone.
     "the last of four unstable, and compared": {"rows": 4, "unstable": 1, "times": 4.0},
     "the last two of four unstable, and compared": {"rows": 4, "unstable": 2, "times": 4.0},
     "the last two of eight unstable, and compared": {"rows": 8, "unstable": 2, "times": 4.0},

@@ -1,4 +1,4 @@
-"""What a paper claims beside what was measured: a line per comparison, or per claim."""
+"""Figures of the paper's claims and our measurements: a line per comparison, or per claim."""
 
 import textwrap
 from typing import Any
@@ -14,10 +14,10 @@ from .style import PAGE_WIDTH, empty_panels, finish, styled
 
 @styled
 def claimed_and_measured(table: pd.DataFrame, ours: str, unit: str) -> Figure:
-    """Differences of `ours` and its rivals: measured, with 95 % intervals, and as claimed.
+    """Differences of `ours` minus its rivals: measured, with 95 % intervals, and as printed.
 
-    `table` has the columns panel, rival, points, low, high and paper, which may be NaN; the first
-    rival stands on top, in every panel.  `unit` is what is counted, for the axes.
+    `table` has the columns panel, rival, points, low, high and paper, which may be NaN; rivals are
+    drawn in their order from the top.  `unit` labels the axes.
     """
     rivals = list(dict.fromkeys(table["rival"]))
     titles = list(dict.fromkeys(table["panel"]))
@@ -34,7 +34,7 @@ def claimed_and_measured(table: pd.DataFrame, ours: str, unit: str) -> Figure:
 
 
 def _draw_differences(axis: Axes, table: pd.DataFrame) -> None:
-    """A line per rival, by which `table` is indexed: as measured, and as printed."""
+    """Draw a line per rival, the index of `table`: measured and printed difference."""
     places = -np.arange(len(table))
     axis.hlines(places, table["points"], table["paper"], color=GREY, linewidth=0.8, zorder=1)
     spread = [table["points"] - table["low"], table["high"] - table["points"]]
@@ -57,7 +57,7 @@ def _draw_differences(axis: Axes, table: pd.DataFrame) -> None:
 
 
 def _name_sides(axis: Axes, ours: str) -> None:
-    """Who is higher on which side of zero, above the panel."""
+    """Write above the panel who is higher on which side of zero."""
     sides = [
         ("← rival", -4, "right", GREY),
         (f"{ours} higher →", 4, "left", OURS.colour),
@@ -77,23 +77,23 @@ def _name_sides(axis: Axes, ours: str) -> None:
 
 # ---- verdicts on claims
 
-# What a verdict is drawn in: true, false, or neither.
+# The colour of each verdict.
 VERDICTS = {"contradicted": FALSE, "supported": TRUE, "undecided": GREY}
-# Letters of a claim in a line.
+# Characters of a claim in a line.
 LETTERS = 66
-# Points from the panel to its columns at the right.
+# Distances in points from the panel to the two columns of text at its right.
 NUMBERS = 6
 IN_PRINT = 104
 
 
 @styled
 def verdicts(card: pd.DataFrame) -> Figure:
-    """Claims that could be judged, with the difference that decides each and its interval.
+    """The judged claims, each with the difference that decides it and its interval.
 
-    `card` as of `study.scorecard`: section, claim, print, here, pairs, and value, low, high and
-    in_points of what decides.  Contradicted claims stand on top, then the supported and the
-    undecided, of each the largest difference first.  Where the paper prints the rows of a claim,
-    its own tables' verdict stands beside.
+    `card` is the table of `study.scorecard`, with the columns section, claim, print, here, pairs,
+    and value, low, high and in_points of the deciding difference.  Contradicted claims come first,
+    then supported and undecided ones, and within these the largest difference first.  If the paper
+    prints the rows of a claim, the verdict by its own tables is written at the right.
     """
     card = card.assign(claim=_whole_claims(card["claim"]))
     judged = _by_weight(card[card["pairs"] > 0])
@@ -130,14 +130,14 @@ def verdicts(card: pd.DataFrame) -> Figure:
 
 
 def _scale_in_points(axis: Axes, values: pd.Series) -> None:
-    """A scale on both sides of a line at 0, wide enough for the largest of the values."""
+    """Give a panel a line at 0 and a symmetric scale, wide enough for all values."""
     axis.axvline(0, color=BLACK, linewidth=1, zorder=1)
     reach = 1.5 * max(1.0, values.abs().max())
     axis.set(xlim=(-reach, reach), xlabel="points of R@1 in the comparison that decides")
 
 
 def _whole_claims(claims_of_card: pd.Series) -> list[str]:
-    """The claims, those that go on from the one before ("... and ...") with it in front."""
+    """Claims in full: one that continues another ("... and ...") is appended to it."""
     whole: list[str] = []
     for claim in claims_of_card:
         if claim.startswith("... "):
@@ -147,7 +147,7 @@ def _whole_claims(claims_of_card: pd.Series) -> list[str]:
 
 
 def _by_weight(card: pd.DataFrame) -> pd.DataFrame:
-    """The claims in the order in which they are drawn."""
+    """The claims in drawing order: by verdict, then by the size of their difference."""
     order = card["here"].map(list(VERDICTS).index)
     size = -card["value"].abs().where(card["in_points"], 0)
     return card.assign(order=order, size=size).sort_values(["order", "size"], kind="stable")
@@ -158,7 +158,7 @@ def _sentence(one: Any) -> str:
 
 
 def _draw_effects(axis: Axes, part: pd.DataFrame, y: np.ndarray, colour: str, verdict: str) -> None:
-    """The differences that decide; what is no difference of accuracies has only its number."""
+    """Draw the deciding differences in accuracy; other measures are only written as numbers."""
     if part.empty:
         return
     drawn = part["in_points"].to_numpy(bool)
@@ -168,7 +168,7 @@ def _draw_effects(axis: Axes, part: pd.DataFrame, y: np.ndarray, colour: str, ve
 
 
 def _write_effects(axis: Axes, card: pd.DataFrame, middles: np.ndarray) -> None:
-    """At the right the numbers of a claim, and what its own tables say where it has some."""
+    """Write each claim's numbers at the right, and the verdict by the paper's tables if any."""
     is_printed = (card["print"] != "not printed").any()
     for y, one in zip(middles, card.itertuples(), strict=True):
         decimals = 1 if one.in_points else 2
@@ -184,5 +184,5 @@ def _write_effects(axis: Axes, card: pd.DataFrame, middles: np.ndarray) -> None:
 
 
 def _write_at_right(axis: Axes, text: str, y: float, away: float, **settings: Any) -> None:
-    """A text beside a panel, so many points away from it."""
+    """Write a text at the right of a panel, `away` points from it."""
     axis.annotate(text, (1, y), (away, 0), textcoords="offset points", fontsize=8, **settings)

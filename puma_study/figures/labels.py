@@ -1,4 +1,4 @@
-"""Names in a panel, beside what they name, in its colour: no legend has to be searched."""
+"""Labels in a panel, next to the line or point they name and in its colour: no legend needed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,17 +10,17 @@ from matplotlib.colors import to_rgb
 # Points, 72 to an inch.
 SIZE = 8
 LINE = 1.25 * SIZE
-# Of a letter, on average.
+# The mean width of a letter.
 LETTER = 0.55 * SIZE
-# From a marker to its name.
+# The distance from a marker to its name.
 NEAR = 6.0
-# Of a level line.
+# The height kept free around a level line.
 THIN = 2.0
 
 
 @dataclass(frozen=True)
 class Name:
-    """A name, its colour, and the place in the panel's own units that it names."""
+    """A name, its colour, and the position of the point it names, in data coordinates."""
 
     text: str
     colour: str
@@ -29,10 +29,9 @@ class Name:
 
 
 def name_ends(axis: Axes, names: Sequence[Name]) -> None:
-    """Write names at the right of a panel at the heights of the ends of lines, apart.
+    """Write names at the right of a panel, at the heights of the line ends, without overlap.
 
-    The limits and scales of the panel are to be final.  A name that had to move is joined to its
-    line.
+    The panel's limits and scales must be final.  A thin line joins each name to its line's end.
     """
     _, height = _size(axis)
     heights = [_in_panel(axis, one)[1] * height for one in names]
@@ -60,9 +59,9 @@ def name_ends(axis: Axes, names: Sequence[Name]) -> None:
 
 
 def name_points(axis: Axes, names: Sequence[Name], levels: Sequence[Name] = ()) -> None:
-    """Write names beside points and along level lines, each where it covers nothing, if it can.
+    """Write names next to points and along horizontal lines, without overlap where possible.
 
-    Of a level its height alone counts.  The limits and scales of the panel are to be final.
+    Of `levels`, the horizontal lines, only y is used.  The panel's limits and scales must be final.
     """
     width, height = _size(axis)
     points = [(x * width, y * height) for x, y in (_in_panel(axis, one) for one in names)]
@@ -118,7 +117,7 @@ Box = tuple[float, float, float, float]
 def _free_place(
     one: Name, x: float, y: float, taken: Sequence[Box], width: float
 ) -> tuple[float, float]:
-    """Where a name stands from its point: the nearest place that is free, else at the right."""
+    """The offset of a name from its point: the nearest free place, else directly at the right."""
     long = _length(one)
     for up in (0.0, LINE, -LINE, 2 * LINE, -2 * LINE, 3 * LINE, -3 * LINE):
         for right, side in ((NEAR, "left"), (-NEAR, "right")):
@@ -132,7 +131,7 @@ def _free_place(
 def _free_place_along(
     one: Name, y: float, taken: Sequence[Box], width: float
 ) -> tuple[float, float]:
-    """Where the name of a level stands from its left end: below it, since most is drawn above."""
+    """The offset of a name from a horizontal line's left end: below if free, else above it."""
     long = _length(one)
     last = width - NEAR - long
     away = 0.7 * LINE
@@ -145,7 +144,7 @@ def _free_place_along(
 
 
 def _box(x: float, y: float, long: float, side: str, high: float) -> Box:
-    """Left, right, lower and upper edge of what begins or ends at x, or has it in its middle."""
+    """Left, right, lower and upper edge of a box that has its left, right or center at x."""
     left = {"left": x, "right": x - long, "center": x - high / 2}[side]
     right = left + (high if side == "center" else long)
     return left, right, y - high / 2, y + high / 2
@@ -158,7 +157,7 @@ def _overlap(one: Box, other: Box) -> bool:
 
 
 def _apart(heights: Sequence[float], least: float) -> list[float]:
-    """`heights`, moved as little as need be to lie `least` from each other, in the same order."""
+    """`heights`, moved as little as needed to be at least `least` apart, in the same order."""
     order = np.argsort(heights, kind="stable")
     placed = np.array(heights, float)[order]
     # Neighbours that are too near become a group around their mean, and groups may meet.
@@ -180,21 +179,21 @@ def _apart(heights: Sequence[float], least: float) -> list[float]:
 
 
 def _ends(group: Sequence[float], least: float) -> tuple[float, float]:
-    """Where the first and the last of a group stand, `least` apart around their mean."""
+    """First and last position of a group, spaced by `least` around its mean."""
     middle = float(np.mean(group))
     half = least * (len(group) - 1) / 2
     return middle - half, middle + half
 
 
 def _in_panel(axis: Axes, one: Name) -> tuple[float, float]:
-    """A place as fractions of the panel."""
+    """The position of a name's point as fractions of the panel."""
     display = axis.transData.transform((one.x, one.y))
     x, y = axis.transAxes.inverted().transform(display)
     return float(x), float(y)
 
 
 def _size(axis: Axes) -> tuple[float, float]:
-    """Width and height of a panel in points, before the layout gives room to its labels."""
+    """Width and height of a panel in points, before the layout makes room for axis labels."""
     figure = axis.get_figure()
     assert figure is not None
     box = axis.get_window_extent()

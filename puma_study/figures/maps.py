@@ -1,4 +1,4 @@
-"""Tables and planes: a heat map, a whole in squares, maps of images, and fields of vectors."""
+"""Figures of tables and planes: heat maps, waffle charts, maps of images, vector fields."""
 
 import colorsys
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 from .row_styles import GREY, shown, styles_of
 from .style import PAGE_WIDTH, empty_panels, finish, styled
 
-# Of classes in an embedding map; more classes repeat them.
+# The number of hues for classes in an embedding map; more classes repeat them.
 HUES = 32
-# Degrees on the circle of colours that classes do not take: green, and PUMA's.
+# Hues, in degrees, that classes do not get: green, and PUMA's.
 MEANINGFUL = [(75, 195), (300, 360)]
 
-# From negative to positive, white in the middle, in the colours of differences below and above 0.
+# From negative to positive through white, in the colours of differences below and above 0.
 SIGNED = sns.diverging_palette(35, 245, s=85, l=50, as_cmap=True)
 
 
@@ -33,17 +33,17 @@ def heatmap(
     signed: bool = False,
     limit: float = 1,
 ) -> Figure:
-    """Rows by columns as colours, NaN left out (Fig. 4).
+    """A heat map of a table; NaN cells are grey (Fig. 4).
 
-    `label` says what the colours mean, `fmt`, such as ".1f", writes the numbers into the cells,
-    `signed` is a scale from -`limit` to `limit` with white in its middle.
+    `label` names the colour scale.  `fmt`, such as ".1f", writes the numbers into the cells.
+    `signed` gives a scale from -`limit` to `limit` with white at 0.
     """
     table = table.rename(index=shown, columns=shown)
     cell_width = 0.6 if fmt else 0.25
     longest_row = max(len(str(name)) for name in table.index)
     longest_column = max(len(str(name)) for name in table.columns)
     width = 2.5 + 0.06 * longest_row + cell_width * table.shape[1]
-    # A title is not to be wider than its figure.
+    # The title must fit into the figure.
     width = max(4.5, width, 2 + 0.085 * len(title))
     scale: dict[str, Any] = {"cmap": "Blues"}
     if signed:
@@ -54,7 +54,7 @@ def heatmap(
         bar["ticks"] = values
 
     figure, axes = empty_panels(1, 1, width, 1.5 + 0.3 * len(table))
-    # What is left out is none of the colours.
+    # Cells with NaN show this background, which is no colour of the scale.
     axes[0, 0].set_facecolor("#dddddd")
     axis = sns.heatmap(
         table,
@@ -79,9 +79,9 @@ def heatmap(
 
 @styled
 def waffle(counts: pd.Series, title: str, lines: int = 12) -> Figure:
-    """A whole as squares, column by column: each name has as many as its number in `counts`.
+    """A waffle chart, filled column by column: each name has its number in `counts` of squares.
 
-    The sum of `counts` is a whole number, a multiple of `lines`; single numbers may be fractions.
+    The sum of `counts` must be a multiple of `lines`; single numbers may be fractions.
     """
     ends = counts.cumsum().round().astype(int)
     squares = ends.diff().fillna(ends.iloc[0]).astype(int)
@@ -109,9 +109,9 @@ def waffle(counts: pd.Series, title: str, lines: int = 12) -> Figure:
 
 @styled
 def embedding_map(maps: Mapping[str, pd.DataFrame], of: str) -> Figure:
-    """Maps of images by title, coloured by dataset and, those of dataset `of`, by class (Fig. 10).
+    """Maps of images: on the left by dataset, on the right the classes of dataset `of` (Fig. 10).
 
-    A map has the columns x, y, dataset and label, and a row per image.
+    `maps` has, by title, a table with the columns x, y, dataset and label, and a row per image.
     """
     figure, axes = empty_panels(len(maps), 2, PAGE_WIDTH, 4.4, extra=0.5)
     for (left, right), (title, points) in zip(axes, maps.items(), strict=True):
@@ -120,12 +120,12 @@ def embedding_map(maps: Mapping[str, pd.DataFrame], of: str) -> Figure:
         left.set(xticks=[], yticks=[], title=f"{shown(title)}, by dataset")
         classes = _draw_classes(right, points, of, size)
         right.set(xticks=[], yticks=[], title=f"{shown(of)} by class ({classes:,}; hues repeat)")
-    # In the legend the points are of one size, whatever it is in the map.
+    # Points in the legend have one size, independent of that in the maps.
     return finish(figure, axes, markerscale=6 / size**0.5)
 
 
 def _point_size(points: pd.DataFrame) -> float:
-    """The area of a point: the smaller, the more of them."""
+    """The area of a point, smaller if there are more points."""
     return float(np.clip(12000 / len(points), 1.5, 14))
 
 
@@ -138,7 +138,7 @@ def _draw_datasets(axis: Axes, points: pd.DataFrame, size: float) -> None:
 
 
 def _draw_classes(axis: Axes, points: pd.DataFrame, dataset: str, size: float) -> int:
-    """The images of `dataset` by class, above all others in grey; returns its number of classes."""
+    """Draw the images of `dataset` by class, over the others in grey; returns the class count."""
     axis.scatter(points["x"], points["y"], color="#e4e4e4", s=size, linewidths=0)
     mine = points[points["dataset"] == dataset]
     codes, classes = pd.factorize(mine["label"])
@@ -150,7 +150,7 @@ def _draw_classes(axis: Axes, points: pd.DataFrame, dataset: str, size: float) -
 
 
 def _class_colours() -> list[tuple[float, float, float]]:
-    """`HUES` colours, none of a hue that means something."""
+    """`HUES` colours without the hues of `MEANINGFUL`."""
     found = []
     for colour in sns.husl_palette(4 * HUES, l=0.55):
         degrees = 360 * colorsys.rgb_to_hsv(*colour)[0]
@@ -164,9 +164,9 @@ def _class_colours() -> list[tuple[float, float, float]]:
 def field(panels: Mapping[str, Mapping[str, Any]], columns: int = 4) -> Figure:
     """Vector fields in the plane, a panel per title.
 
-    A panel has `at` (n, 2), `move` (n, 2), drawn as arrows of these lengths, and `colours`, n of
-    them or one; if need be `dots`, [(points (m, 2), colour, size, marker)], and `line`, (X, Y, Z),
-    the contour of Z at zero.
+    A panel has `at` (n, 2), the starts of arrows, `move` (n, 2), their vectors, and `colours`, n or
+    one; optionally `dots`, [(points (m, 2), colour, size, marker)], and `line`, (X, Y, Z), whose
+    contour Z = 0 is drawn.
     """
     rows = -(-len(panels) // columns)
     figure, axes = empty_panels(rows, columns, PAGE_WIDTH, PAGE_WIDTH / columns, extra=0.3)
@@ -191,7 +191,7 @@ def _draw_field(axis: Axes, panel: Mapping[str, Any]) -> None:
         up,
         color=panel["colours"],
         width=0.01,
-        # In the units of the axes, so that an arrow ends where its move does.
+        # In data units, so that an arrow ends at `at` + `move`.
         angles="xy",
         scale_units="xy",
         scale=1,

@@ -1,4 +1,4 @@
-"""Numbers with their intervals, in panels: dots, lines with bands, and differences in pairs."""
+"""Figures of numbers with intervals: dots, lines with bands, and paired differences."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,9 +15,9 @@ from .labels import Name, name_ends, name_points
 from .row_styles import ABOVE, BELOW, BLACK, GREY, RowStyle, shown, styles_of
 from .style import PAGE_WIDTH, empty_panels, finish, one_scale, styled, write_plain_numbers
 
-# The markers of PUMA and of the frozen backbone: larger, and above all others.
+# The markers of PUMA and of the frozen backbone: larger, and drawn over all others.
 PROMINENT = ("*", "_")
-# So many lines, or points, have their names beside them, and more a legend.
+# Up to these numbers lines and points are labelled directly; more get a legend.
 LINES_NAMED = 7
 POINTS_NAMED = 12
 
@@ -32,11 +32,11 @@ def intervals(
     zero: bool = False,
     xlabel: str = "",
 ) -> Figure:
-    """Numbers with their intervals, side by side at each place, or `joined` by a line with a band.
+    """Numbers with intervals over named places: side by side, or `joined` by a line with a band.
 
-    `table` has the columns place, row, value, low and high, and where needed panel (then `ylabel`
-    may be a dict by panel) and printed, the paper's number, drawn hollow.  `zero` draws a line
-    there.  Panels called unified and harmonic have one scale.
+    `table` has the columns place, row, value, low and high, and optionally panel (then `ylabel` may
+    be a dict by panel) and printed, the paper's number, drawn hollow.  `zero` draws a line at 0.
+    Panels called unified and harmonic share one scale.
     """
     table = table.reset_index(drop=True)
     table = table.assign(row=table["row"].map(shown), place=table["place"].map(shown))
@@ -74,9 +74,9 @@ def intervals(
 
 
 def _name_lines(drawn: Mapping[Axes, pd.DataFrame], styles: Mapping[str, RowStyle]) -> bool:
-    """Names at the ends of the lines of the last panel, if it has all of them and there is room.
+    """Label the ends of the lines in the last panel, if it has all rows and they are few.
 
-    `drawn` has each panel's table with the columns row, x and value.
+    `drawn` has each panel's table with the columns row, x and value.  Returns whether it did.
     """
     if not drawn:
         return False
@@ -94,7 +94,7 @@ def _name_lines(drawn: Mapping[Axes, pd.DataFrame], styles: Mapping[str, RowStyl
 
 
 def _places(part: pd.DataFrame) -> list:
-    """The places of a panel from left to right: as they come, the overall accuracies last."""
+    """The places of a panel from left to right: in order of appearance, overall accuracies last."""
     places = list(part["place"].unique())
     overall = [place for place in OVERALL if place in places]
     single = [place for place in places if place not in OVERALL]
@@ -104,7 +104,7 @@ def _places(part: pd.DataFrame) -> list:
 def _draw_rows(
     axis: Axes, part: pd.DataFrame, places: list, styles: Mapping[str, RowStyle], joined: bool
 ) -> None:
-    """Every row of a panel, beside the others where several have a number at one place."""
+    """Draw the rows of a panel, side by side where several have a number at one place."""
     rows = list(part["row"].unique())
     distance = 0.0
     if not joined and part["place"].duplicated().any():
@@ -130,9 +130,9 @@ def _shade_overall(axis: Axes, places: list) -> None:
 
 
 def _name_places(axis: Axes, places: list, columns: int) -> None:
-    """The names of the places below a panel, tilted where they would overlap."""
+    """Write the names of the places below a panel, tilted if they would overlap."""
     widths = [max(map(len, str(place).split("\n"))) for place in places]
-    # About a hundred characters stand side by side in a page.
+    # About a hundred characters fit side by side on a page.
     if sum(widths) > 100 / columns:
         axis.set_xticks(range(len(places)), places, rotation=40, ha="right")
     else:
@@ -146,11 +146,10 @@ def curves(
     columns: Sequence[str] = OVERALL,
     metric: str = "R@1",
 ) -> Figure:
-    """`metric` over a number, a panel per column and a line per method, with 95 % bands.
+    """`metric` over a number (Figs. 6 to 8): a panel per column, a line with a band per method.
 
-    `tidy` as of `study.Results.tidy`; `x` gives a row its line and its place,
-    {"PUMA 4": ("PUMA", 4)}, and other rows are not drawn (Figs. 6 to 8).  ValueError: an unknown
-    `metric`.
+    `tidy` is a table of `study.Results.tidy`.  `x` gives rows their line and its x, such as
+    {"PUMA 4": ("PUMA", 4)}; other rows are not drawn.  Raises ValueError for an unknown `metric`.
     """
     drawn = tidy["row"].isin(list(x)) & tidy["dataset"].isin(columns)
     table = _in_percent(tidy[drawn], metric)
@@ -175,10 +174,10 @@ def against(
 ) -> Figure:
     """Values over numbers, a panel per table with the columns row, x, value, low and high.
 
-    Points with their intervals, or `joined` by a line, with a band where there are low and high.
-    A row without an x is a horizontal line.  `log` is "", "x" or "xy": these axes are logarithmic;
-    `zero` draws a line there.  Few rows stand beside their lines or points; a column `told` has
-    other names for points.  Panels called unified and harmonic have one scale.
+    Rows are points with intervals, or lines if `joined`, with a band if there are low and high.  A
+    row without an x is a horizontal line.  `log` names the logarithmic axes: "", "x" or "xy".
+    `zero` draws a line at 0.  Few lines or points are labelled by their row, or points by a column
+    `told`; many get a legend.  Panels called unified and harmonic share one scale.
     """
     panels = {title: one.assign(row=one["row"].map(shown)) for title, one in panels.items()}
     styles = styles_of([row for table in panels.values() for row in table["row"]])
@@ -194,7 +193,7 @@ def against(
             axis.set_xscale("log")
             write_plain_numbers(axis.xaxis)
         elif (table["x"].dropna() % 1 == 0).all():
-            # There is no epoch 1.5.
+            # Whole numbers, such as epochs, get no ticks between them.
             axis.xaxis.get_major_locator().set_params(integer=True)
         if "y" in log:
             axis.set_yscale("log")
@@ -208,7 +207,7 @@ def against(
 def _draw_over_numbers(
     axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyle], joined: bool
 ) -> None:
-    """Every row of a panel of `against`, one without an x as a horizontal line."""
+    """Draw the rows of a panel of `against`; a row without an x is a horizontal line."""
     for row, part in table.groupby("row", sort=False):
         if part["x"].isna().any():
             level = part["value"].item()
@@ -224,10 +223,10 @@ def _draw_over_numbers(
 def over_settings(
     panels: Mapping[str, pd.DataFrame], defaults: Mapping[str, float], ylabel: str
 ) -> Figure:
-    """Lines with bands over the values of a setting each, on one scale of what they reach.
+    """Lines with bands over the values of a setting, a panel per setting, all on one y scale.
 
-    `panels` has tables as of `against`, whose values of x alone stand below a panel; these are on a
-    logarithmic axis where all are above 0.  A dotted line stands at the panel's default.
+    `panels` has tables with the columns of `against`.  Only the tried values of x get ticks, on a
+    logarithmic axis if all are positive.  A dotted line marks the setting's default.
     """
     panels = {title: one.assign(row=one["row"].map(shown)) for title, one in panels.items()}
     styles = styles_of([row for table in panels.values() for row in table["row"]])
@@ -252,9 +251,9 @@ def over_settings(
 
 
 def _name_each_point(drawn: Mapping[Axes, pd.DataFrame], styles: Mapping[str, RowStyle]) -> bool:
-    """Names beside points, where each row has one in a panel and they are few; or those `told`.
+    """Label points by a column `told`, or by their rows if these are few with a point each.
 
-    Whether the rows' names stand there.
+    Returns whether the labels are the rows' names, so that no legend is needed.
     """
     tables = list(drawn.values())
     is_told = any("told" in table for table in tables)
@@ -275,9 +274,9 @@ def _name_each_point(drawn: Mapping[Axes, pd.DataFrame], styles: Mapping[str, Ro
 
 
 def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int]) -> Figure:
-    """Unified and harmonic R@1 against each method's number of trainable parameters (Fig. 2).
+    """Unified and harmonic R@1 over the number of trainable parameters, by method (Fig. 2).
 
-    `trainable` is a dict or a Series by row; a row that trains none is a horizontal line.
+    `trainable` has these numbers by row; a row that trains none is a horizontal line.
     """
     table = _in_percent(tidy, "R@1")
     millions = table["row"].map(lambda row: trainable[row] / 1e6)
@@ -290,12 +289,12 @@ def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int]
 
 @styled
 def gains(differences: pd.DataFrame, title: str = "") -> Figure:
-    """Differences in pairs with their 95 % intervals, a panel per column, all on one scale.
+    """Paired differences with their 95 % intervals, a panel per column, all on one scale.
 
-    `differences` as of `study.Results.differences`: difference, of, points, low and high, and if
-    known p and paper.  Differences of one row, or to one row, stand together under a heading; a
-    column `group` has headings of one's own.  Hollow: printed.  Grey: across zero, or of one seed
-    (p is NaN).
+    `differences` is a table of `study.Results.differences`: difference, of, points, low and high,
+    optionally p and paper.  Differences that share a row are grouped under a heading; a column
+    `group` sets other headings.  The paper's differences are hollow.  Grey are intervals that
+    contain zero, and differences of one seed (p is NaN).
     """
     table = _with_groups(differences)
     lines = _lines_of_groups(table)
@@ -323,7 +322,7 @@ ALONE = "In pairs"
 
 
 def _with_groups(differences: pd.DataFrame) -> pd.DataFrame:
-    """`differences` with the columns group, a heading or "", and name, what stands below it."""
+    """`differences` with two more columns: group, a heading or "", and name, the line below it."""
     if "group" in differences:
         return differences.assign(name=differences["difference"].map(shown))
     parts = {}
@@ -345,7 +344,7 @@ def _with_groups(differences: pd.DataFrame) -> pd.DataFrame:
     members = pd.Series(groups.values()).value_counts()
     for difference, group in groups.items():
         if group and members[group] == 1:
-            # A heading for one line is no help.
+            # One line needs no heading of its own.
             row, other = parts[difference]
             groups[difference], names[difference] = ALONE, f"{row} minus {other}"
     if set(groups.values()) == {ALONE}:
@@ -359,7 +358,7 @@ def _keys(table: pd.DataFrame) -> list[Line]:
 
 
 def _lines_of_groups(table: pd.DataFrame) -> list[Line]:
-    """What stands below each other: a heading, ("...", ""), and its names, from above."""
+    """Lines from top to bottom: each heading, (group, ""), followed by its (group, name)."""
     keys = list(dict.fromkeys(_keys(table)))
     lines: list[Line] = []
     for group in dict.fromkeys(group for group, _ in keys):
@@ -370,7 +369,7 @@ def _lines_of_groups(table: pd.DataFrame) -> list[Line]:
 
 
 def _name_lines_of_groups(axis: Axes, lines: Sequence[Line], *, named: bool) -> None:
-    """Headings in bold and the names below them, at the left of the first panel."""
+    """Write bold headings and the names below them at the left of a panel, if `named`."""
     axis.set_yticks([-number for number in range(len(lines))])
     axis.set_yticklabels([name or group for group, name in lines] if named else [])
     for (_, name), label in zip(lines, axis.get_yticklabels(), strict=False):
@@ -379,8 +378,8 @@ def _name_lines_of_groups(axis: Axes, lines: Sequence[Line], *, named: bool) -> 
 
 
 def _draw_gains(axis: Axes, part: pd.DataFrame, y: pd.Series) -> None:
-    """The intervals of a panel at the heights `y`, in three colours."""
-    # One seed has no p, and says nothing about others.
+    """Draw the intervals of a panel at heights `y`, coloured by their side of zero."""
+    # A difference of one seed has no p: it allows no conclusion about other seeds.
     several_seeds = pd.Series(False, part.index)
     if "p" in part:
         several_seeds = part["p"].notna()
@@ -395,15 +394,15 @@ def _draw_gains(axis: Axes, part: pd.DataFrame, y: pd.Series) -> None:
         ("across 0, or one seed", GREY, ~(above | below)),
     ]
     for name, colour, mine in kinds:
-        # What does not occur is not in the legend.
+        # The legend leaves out colours that do not occur.
         label = name if mine.any() else None
         axis.errorbar(x[mine], y[mine], xerr=spread[:, mine], fmt="o", color=colour, label=label)
 
 
 def _in_percent(tidy: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rows of `tidy` of one metric, its shares as percentages; ValueError: it is unknown.
+    """The rows of one metric in `tidy`, in percent; raises ValueError for an unknown metric.
 
-    No share is below 0 or above 100 %, though an interval of few seeds may reach there.
+    Intervals of few seeds may go below 0 or above 100 %: they are clipped.
     """
     check_known("metric", [metric], tidy["metric"].unique())
     table = tidy[tidy["metric"] == metric].copy()
@@ -413,7 +412,7 @@ def _in_percent(tidy: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def _settings_of(style: RowStyle, label: str) -> dict[str, Any]:
-    """What dots and lines of a row have in common."""
+    """Settings of matplotlib that the dots and the line of a row share."""
     settings: dict[str, Any] = {"color": style.colour, "label": label, "zorder": 2}
     if style.marker in PROMINENT:
         settings["markersize"] = 9
@@ -422,7 +421,7 @@ def _settings_of(style: RowStyle, label: str) -> dict[str, Any]:
 
 
 def _draw_line(axis: Axes, x: pd.Series, rows: pd.DataFrame, label: str, style: RowStyle) -> None:
-    """The values of `rows` at `x` as a line with about eight markers, and their band if known."""
+    """Draw the values of `rows` over `x` as a line with about eight markers, and their band."""
     every = -(-len(rows) // 8)
     axis.plot(x, rows["value"], marker=style.marker, markevery=every, **_settings_of(style, label))
     if "low" in rows:
@@ -432,7 +431,7 @@ def _draw_line(axis: Axes, x: pd.Series, rows: pd.DataFrame, label: str, style: 
 
 
 def _draw_dots(axis: Axes, x: pd.Series, rows: pd.DataFrame, label: str, style: RowStyle) -> None:
-    """The values of `rows` at `x` as markers with the bars of their intervals."""
+    """Draw the values of `rows` at `x` as markers with error bars."""
     below = rows["value"] - rows["low"]
     above = rows["high"] - rows["value"]
     spread = np.stack([below, above]).astype(float).clip(0)
@@ -448,5 +447,5 @@ def _draw_dots(axis: Axes, x: pd.Series, rows: pd.DataFrame, label: str, style: 
 
 
 def _draw_hollow(axis: Axes, x: pd.Series, values: pd.Series, style: RowStyle) -> None:
-    """The paper's numbers: a row's marker, larger and empty."""
+    """Draw the paper's numbers as the row's marker, larger and hollow."""
     axis.plot(x, values, style.marker, color=style.colour, markerfacecolor="none", markersize=8)

@@ -1,4 +1,4 @@
-"""Pictures in lines: contact sheets, and queries with what was found for them."""
+"""Figures of images in lines: contact sheets, and queries with their nearest images."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from pumalib.data.images import decode
 from .row_styles import BLACK, FALSE, TRUE, shown
 from .style import PAGE_WIDTH, empty_panels, styled
 
-# Pixels of a picture's side.
+# The side of a picture in pixels.
 SIDE = 96
 
 # The unit of lengths below is the side of a picture.
@@ -50,7 +50,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Gap:
-    """Room between two pictures; `Gap(PICTURE_WIDTH)` leaves the place of one."""
+    """Space between pictures; `Gap(PICTURE_WIDTH)` is as wide as a picture."""
 
     width: float = GAP
 
@@ -108,7 +108,7 @@ def _draw_picture(axis: Axes, cell: Picture, left: float, top: float) -> None:
 
 
 def _draw_text(axis: Axes, cell: Text, left: float, top: float) -> None:
-    """A text beside the pictures: at the beginning of a line it ends at them, else begins there."""
+    """Write a text in place of a picture: right-aligned at the start of a line, else left."""
     if left == 0:
         axis.text(cell.width - 0.1, top + 0.5, cell.text, ha="right", va="center")
     else:
@@ -116,14 +116,14 @@ def _draw_text(axis: Axes, cell: Text, left: float, top: float) -> None:
 
 
 def _square(picture: Image.Image) -> Image.Image:
-    """The middle of a picture; BOX averages large pictures and keeps small ones' pixels square."""
+    """The central square of a picture; BOX averages large ones and keeps small pixels sharp."""
     return ImageOps.fit(picture, (SIDE, SIDE), Image.Resampling.BOX)
 
 
 def contact_sheet(benchmark: Benchmark, per_dataset: int = 12) -> Figure:
-    """A line of `per_dataset` pictures per dataset, two by two of one class.
+    """A line of `per_dataset` pictures for each dataset, in pairs of one class.
 
-    In front stand the numbers of classes and images.
+    Each line begins with the numbers of classes and images.
     """
     lines: list[list[Cell]] = []
     for name, images in benchmark.images.groupby("dataset", sort=False):
@@ -138,7 +138,7 @@ def contact_sheet(benchmark: Benchmark, per_dataset: int = 12) -> Figure:
 
 
 def _pairs_of_a_class(images: pd.DataFrame, count: int) -> pd.DataFrame:
-    """`count` images by chance, always the same: two of each of the first classes that come."""
+    """`count` images, two per class, of classes drawn at random with a fixed seed."""
     mixed = images.sample(frac=1, random_state=0)
     classes = mixed["label"].unique()[: (count + 1) // 2]
     shown = mixed[mixed["label"].isin(classes)].groupby("label").head(2)
@@ -148,10 +148,10 @@ def _pairs_of_a_class(images: pd.DataFrame, count: int) -> pd.DataFrame:
 def retrieval_grid(
     benchmark: Benchmark, queries: Sequence[int], found: Mapping[str, np.ndarray]
 ) -> Figure:
-    """Queries at the left and their nearest images beside them, a line per method (Fig. 9).
+    """Queries at the left, followed by their nearest images, a line per method (Fig. 9).
 
-    Both are positions in `benchmark.test`: `found` has (len(queries), k) of them by the method's
-    name.  True matches are framed green, false ones orange and dashed.
+    Both are positions in `benchmark.test`; `found` has an array (len(queries), k) per method.
+    Images of the query's class are framed green, others orange and dashed.
     """
     images = benchmark.test
     lines: list[list[Cell]] = []
@@ -166,7 +166,7 @@ def retrieval_grid(
             nearest = images.iloc[rows[number]].itertuples()
             answers = [_answer(benchmark, query, image) for image in nearest]
             lines.append([*lead, *answers, Text(textwrap.fill(shown(name), 18))])
-            # The query stands in the first of its lines alone.
+            # Only the first line of a query shows it.
             lead = [Text(""), Gap(PICTURE_WIDTH), Gap()]
         lines.append([])
     title = "Query (left) and its nearest: same class green, another class orange and dashed"
@@ -174,7 +174,7 @@ def retrieval_grid(
 
 
 def _answer(benchmark: Benchmark, query: Any, image: Any) -> Picture:
-    """An image that was found, framed by whether it is of the query's class."""
+    """A found image, its frame green if it is of the query's class, else orange and dashed."""
     picture = _decoded(benchmark, image)
     if image.label == query.label:
         return Picture(picture, frame=TRUE)
@@ -182,9 +182,9 @@ def _answer(benchmark: Benchmark, query: Any, image: Any) -> Picture:
 
 
 def _decoded(benchmark: Benchmark, image: Any) -> Image.Image:
-    """The picture of a row of the table.
+    """The picture of a row of the table, reduced to `SIDE` pixels.
 
-    Small at once: a photograph takes 36 MB, and a figure has hundreds.
+    Reduced at once, because a photograph takes 36 MB, and a figure has hundreds.
     """
     if benchmark.pixels is not None:
         return _square(Image.fromarray(benchmark.pixels[int(image.path)]))

@@ -1,6 +1,6 @@
-"""What all figures share: the style, empty panels, the legend and the file.
+"""The parts that all figures share: style, empty panels, legend, number formats and files.
 
-Importing it changes nothing: the style holds while a figure is made or saved (`styled`).
+Importing it changes no setting: the style applies while a figure is made or saved (`styled`).
 """
 
 import functools
@@ -27,9 +27,9 @@ from .row_styles import GREY
 Inputs = ParamSpec("Inputs")
 Output = TypeVar("Output")
 
-# Inches: of a figure that fills the page.
+# The width in inches of a figure that fills the page.
 PAGE_WIDTH = 9.5
-# Any: the type of matplotlib's settings takes only names that it can read in the code.
+# Any, because matplotlib's type of settings accepts literal names only.
 STYLE: dict[Any, Any] = {
     **sns.axes_style("whitegrid"),
     "font.sans-serif": ["DejaVu Sans"],
@@ -45,15 +45,15 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 8,
     "legend.frameon": False,
     "lines.markersize": 5,
-    # A dataset may be called "$x$": names are no formulas.
+    # Names are no formulas: a dataset may be called "$x$".
     "text.parse_math": False,
 }
 
 
 def use_style() -> None:
-    """Draw in the style of these figures from here on, and show pandas' tables whole.
+    """Use the style of these figures from now on, and show pandas' tables whole.
 
-    For the first cell of a notebook: it shows a figure after the function that made it has ended.
+    For the first cell of a notebook, which displays a figure after the function that made it ended.
     """
     plt.rcParams.update(STYLE)
     pd.set_option("display.max_colwidth", None, "display.max_rows", 200)
@@ -61,7 +61,7 @@ def use_style() -> None:
 
 @contextmanager
 def _in_style() -> Iterator[None]:
-    """`STYLE` inside, and what its settings were before outside.
+    """Apply `STYLE` within the block, and restore its settings' previous values afterwards.
 
     Unlike `plt.rc_context` it leaves all other settings: pyplot loads its backend with the first
     figure, and what the backend sets, such as interactive mode in a notebook, must stay.
@@ -75,7 +75,7 @@ def _in_style() -> Iterator[None]:
 
 
 def styled(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
-    """`function`, run in the style; the settings are afterwards what they were before."""
+    """Decorate a function to run in the style, and to restore the settings afterwards."""
 
     @functools.wraps(function)
     def inside(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
@@ -85,12 +85,12 @@ def styled(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
     return inside
 
 
-# With a date, or with names drawn by chance, the same figure would give other bytes.
+# A date or random ids would give the same figure different bytes.
 VECTOR: dict[str, dict[str, Any]] = {
     ".svg": {"format": "svg", "metadata": {"Date": None}},
     ".pdf": {"format": "pdf", "metadata": {"CreationDate": None}},
 }
-# SVG with letters as outlines, so that it looks alike wherever it is shown; PDF with its fonts.
+# SVG has letters as outlines, so that every viewer shows them alike; PDF embeds its fonts.
 VECTOR_STYLE: dict[Any, Any] = {
     "svg.hashsalt": "pumalib",
     "svg.fonttype": "path",
@@ -100,10 +100,10 @@ VECTOR_STYLE: dict[Any, Any] = {
 
 @styled
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write `figure` whole as a PNG of 256 colours, with an SVG and a PDF beside it, for print.
+    """Write `figure` as a PNG of 256 colours, and for print as SVG and PDF with the same name.
 
-    A path that ends in .svg or .pdf: that alone.  Returns the path.  The same figure gives the same
-    bytes.  OSError: it cannot be written, with the remedy.
+    A path that ends in .svg or .pdf gives that file alone.  Returns the path.  The same figure
+    always gives the same bytes.  Raises OSError, with the remedy, if a file cannot be written.
     """
     path = Path(path)
     if path.suffix in VECTOR:
@@ -133,12 +133,11 @@ def empty_panels(
 ) -> tuple[Figure, np.ndarray]:
     """A figure and its axes (rows, columns).
 
-    `width` is the figure's, `height` that of a row, `extra` is added for title and legend, in
-    inches.
+    In inches: `width` of the figure, `height` of a row of panels, and `extra` for title and legend.
     """
     figsize = (width, rows * height + extra)
     figure, axes = plt.subplots(rows, columns, figsize=figsize, squeeze=False)
-    # A notebook would show what pyplot keeps a second time.
+    # A notebook would show a figure that pyplot keeps a second time.
     plt.close(figure)
     return figure, axes
 
@@ -148,8 +147,8 @@ def finish(
 ) -> Figure:
     """Give `figure` its title and one legend for all panels, and hide panels without data.
 
-    A single name needs no legend, nor do names that stand in a panel: `named` is false.  `legend`:
-    further settings of it.
+    A single name gets no legend.  `named` is false if labels in the panels replace the legend;
+    `legend` has further settings for it.
     """
     handles_of: dict[str, Any] = {}
     for axis in axes.flat:
@@ -160,7 +159,7 @@ def finish(
 
     if named and len(handles_of) > 1:
         longest = max(map(len, handles_of))
-        # About 15 characters stand in an inch, and a handle takes the room of six.
+        # About 15 characters fit into an inch, and a legend handle is as wide as six.
         room = round(15 * figure.get_figwidth())
         columns = max(1, min(len(handles_of), 6, room // (6 + longest)))
         figure.legend(
@@ -171,27 +170,27 @@ def finish(
 
 
 class _BetweenPowers(LogFormatter):
-    """Numbers between powers of ten, where matplotlib finds room for them."""
+    """Labels numbers between powers of ten where matplotlib has room for them."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         return _plain(x) if super().__call__(x, pos) else ""
 
 
 def _plain(x: float) -> str:
-    """1,000 or 0.25, and 3e-5 for what is small."""
+    """A number as text: 1,000 or 0.25, but 3e-5 below 0.001."""
     if 0 < abs(x) < 0.001:
         return f"{x:.0e}".replace("e-0", "e-")
     return f"{x:,g}"
 
 
 def write_plain_numbers(side: Axis) -> None:
-    """Write the numbers of a logarithmic side as they are, without powers."""
+    """Label a logarithmic axis with plain numbers in place of powers of ten."""
     side.set_major_formatter(lambda x, _: _plain(x))
     side.set_minor_formatter(_BetweenPowers())
 
 
 def one_scale(axes: Iterable[Axes], which: str) -> None:
-    """Give panels one scale, the widest of theirs; `which` is "x" or "y"."""
+    """Give panels one scale that covers all of theirs; `which` is "x" or "y"."""
     axes = list(axes)
     ranges = [getattr(axis, f"get_{which}lim")() for axis in axes]
     low = min([low for low, _ in ranges], default=0.0)

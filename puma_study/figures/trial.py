@@ -1,4 +1,4 @@
-"""The trial's own figures: every row's curve over the rate, and where PUMA wins."""
+"""Figures of the trial alone: accuracy over the learning rate, and where PUMA wins."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,19 +14,19 @@ from .labels import Name, name_points
 from .row_styles import BLACK, GREY, OURS, RowStyle, shown, styles_of
 from .style import PAGE_WIDTH, empty_panels, finish, one_scale, styled, write_plain_numbers
 
-# Points of R@1 below the frozen backbone at which the scale of the curves ends.
+# The scale of the curves ends this many points of R@1 below the frozen backbone.
 DEPTH = 15
-# How the values of a knob are drawn, the first and the second.
+# Line styles of a hyperparameter's first and second value.
 LINES: tuple[Any, Any] = ("-", (0, (4, 2)))
 
 
 @styled
 def tuning_curves(tuned: pd.DataFrame, frozen: float, epochs: int) -> Figure:
-    """Harmonic R@1 over the rate, a panel per row, on one scale.
+    """Harmonic R@1 over the learning rate, a panel per row, all on one scale.
 
-    `tuned` as of `study.tuning.table`.  `frozen` is the frozen backbone's, a fraction, or NaN where
-    it is not known; `epochs` is the length of the search, whose curves are lines; longer trials are
-    dotted.  What ends far below the frozen backbone is drawn at the lower edge, with its number.
+    `tuned` is a table of `study.tuning.table`.  `frozen` is the frozen backbone's harmonic R@1 as a
+    fraction, or NaN if unknown.  `epochs` is the length of the search: its runs are lines, longer
+    ones dotted.  Values far below the frozen backbone are drawn at the lower edge, with a number.
     """
     drawn = tuned.assign(percent=100 * tuned["harmonic"])
     rows = list(drawn["row"].unique())
@@ -85,7 +85,7 @@ def _draw_search(
 
 
 def _draw_what_is_below(axis: Axes, part: pd.DataFrame, style: RowStyle, bottom: float) -> None:
-    """An arrow at each rate with numbers below the scale, and the lowest of them."""
+    """Draw an arrow at each rate with values below the scale, labelled with the lowest."""
     for rate, lowest in part[part["percent"] < bottom].groupby("rate")["percent"].min().items():
         axis.plot(rate, bottom + 0.8, "v", color=style.colour, markersize=4)
         above: dict[str, Any] = {
@@ -98,7 +98,7 @@ def _draw_what_is_below(axis: Axes, part: pd.DataFrame, style: RowStyle, bottom:
 
 
 def _scale(percent: pd.Series, frozen: float) -> tuple[float, float]:
-    """From the lowest number, not far below the frozen backbone's, to the highest."""
+    """Limits from the lowest value, at most `DEPTH` below the frozen backbone, to the highest."""
     low, high = percent.min(), percent.max()
     if np.isfinite(frozen):
         low = max(min(low, frozen), frozen - DEPTH)
@@ -111,12 +111,12 @@ def _room_around(rates: pd.Series) -> tuple[float, float]:
 
 
 def _values(part: pd.DataFrame) -> str:
-    """The values of a row's knob in the order of its lines."""
+    """The values of a row's hyperparameter, in the order of its lines."""
     return ", ".join(f"{value:g}" for value in part["value"].unique())
 
 
 def _only_outer_labels(axes: np.ndarray, xlabel: str, ylabel: str) -> None:
-    """Labels at the left and below: what all panels share is written once a line."""
+    """Label the y axis of the leftmost panels alone, and the x axis of every panel with data."""
     for line in axes:
         line[0].set_ylabel(ylabel)
         for axis in line[1:]:
@@ -133,7 +133,7 @@ def _meanings(tuned: pd.DataFrame, epochs: int) -> list[Line2D]:
         Line2D([], [], color=BLACK, linestyle=LINES[1], marker=".", label="its second value"),
         Line2D([], [], color=GREY, linestyle="-.", linewidth=1, label="frozen backbone"),
     ]
-    # What does not occur is not in the legend.
+    # The legend leaves out markers that do not occur.
     if (tuned["seed"] == 1).any():
         handles.append(Line2D([], [], color=BLACK, marker="o", **ring, label="second seed"))
     if tuned["chosen"].any():
@@ -148,15 +148,15 @@ def _meanings(tuned: pd.DataFrame, epochs: int) -> list[Line2D]:
 def where_it_wins(
     by_dataset: pd.DataFrame, panels: Mapping[str, pd.DataFrame], told: str = ""
 ) -> Figure:
-    """PUMA minus full fine-tuning: by dataset against the frozen backbone, and four small panels.
+    """PUMA minus full fine-tuning: by dataset over the frozen backbone, and in four small panels.
 
-    `by_dataset` has a line per stage and dataset: stage, dataset, frozen (percent), points, low,
-    high and seeds.  A panel, by its title, has stage, place (in order), points, low, high, seeds
-    and `aside`, true for what was trained by another recipe, which is hollow and not joined; a
-    place without a run has NaN.  `told` stands in the large panel.
+    `by_dataset` has a row per stage (benchmark) and dataset: stage, dataset, frozen (percent),
+    points, low, high and seeds.  `panels` has, by title, tables with stage, place (in order),
+    points (NaN without a run), low, high, seeds, and `aside`: true for runs of another training
+    recipe, drawn hollow and not joined.  `told` is written into the large panel.
     """
     figure = plt.figure(figsize=(PAGE_WIDTH, 5.8))
-    # A notebook would show what pyplot keeps a second time.
+    # A notebook would show a figure that pyplot keeps a second time.
     plt.close(figure)
     grid = figure.add_gridspec(2, 4, width_ratios=[1.3, 1.3, 1, 1])
     large = figure.add_subplot(grid[:, :2])
@@ -197,7 +197,7 @@ def _draw_datasets(axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyl
 
 
 def _name_datasets(axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyle]) -> None:
-    """The datasets' names beside their points, once the scale is final."""
+    """Label the points by dataset; the panel's scale must be final."""
     names = []
     for one in table.itertuples():
         colour = styles[str(one.stage)].colour
@@ -206,7 +206,7 @@ def _name_datasets(axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyl
 
 
 def _draw_places(axis: Axes, panel: pd.DataFrame, styles: Mapping[str, RowStyle]) -> None:
-    """Points at named places, those of a stage joined by a line."""
+    """Draw differences at named places; a line joins those of a stage."""
     places = list(panel["place"].unique())
     for stage, part in panel.dropna(subset=["points"]).groupby("stage", sort=False):
         own = styles[str(stage)]
@@ -235,7 +235,7 @@ def _draw_points(
     label: str = "",
     hollow: bool = False,
 ) -> None:
-    """Differences with their intervals; of one seed, or `hollow`, with an empty marker."""
+    """Draw differences with intervals; one seed, or `hollow`, gives empty markers."""
     kinds = {"": part["seeds"] > 1, ", one seed": part["seeds"] == 1}
     for kind, mine in kinds.items():
         if not mine.any():
@@ -255,7 +255,7 @@ def _draw_points(
 
 
 def _shade_sides(axis: Axes) -> None:
-    """PUMA's hue above zero and grey below it, both of which are in sight."""
+    """Shade a panel with PUMA's hue above zero and grey below; its scale shows both sides."""
     low, high = axis.get_ylim()
     low = min(low, -0.1 * abs(high))
     high = max(high, 0.1 * abs(low))
@@ -275,7 +275,7 @@ def _name_sides(axis: Axes) -> None:
 
 
 def _shade_alike(axes: Sequence[Axes]) -> None:
-    """The sides of panels of one scale, whose numbers stand at the left of each line."""
+    """Shade panels that share one scale, and keep its numbers at the leftmost of each line."""
     for number, axis in enumerate(axes):
         _shade_sides(axis)
         if number % 2:

@@ -1,7 +1,7 @@
-"""What things cost, measured side by side with references in one process (notebook 92).
+"""Time and memory of the code, measured together with references in one process (notebook 92).
 
-Machines differ and others use them too, so only ratios mean something: candidates take turns
-(`Clock.by_turns`), and each is told beside what is common for the same job.
+Machines differ and run other work too, so only ratios mean something: candidates are timed in turns
+(`Clock.by_turns`), and each is compared with a common way to do the same job.
 """
 
 from .clock import Clock, environment, peak_memory

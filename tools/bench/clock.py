@@ -1,4 +1,4 @@
-"""Seconds by turns, the machine they were measured on, and the library that stands beside."""
+"""Interleaved timings, the machine they were measured on, and the reference library."""
 
 import importlib
 import platform
@@ -16,7 +16,7 @@ from pumalib import training
 
 @dataclass(frozen=True)
 class Clock:
-    """Measures seconds on a device; each candidate has `rounds` turns that count."""
+    """Measures seconds on a device, in `rounds` counted turns per candidate."""
 
     device: torch.device
     rounds: int
@@ -24,9 +24,9 @@ class Clock:
     def by_turns(
         self, candidates: Mapping[str, Callable[[], object]], rounds: int | None = None
     ) -> dict[str, np.ndarray]:
-        """Let candidates, functions by name, take turns; seconds of each turn, (rounds,), by name.
+        """Run candidates, functions by name, in turns; returns seconds (rounds,) by name.
 
-        The first turn of each warms up and does not count.
+        The first turn of each warms up and is not returned.
         """
         if rounds is None:
             rounds = self.rounds
@@ -41,13 +41,13 @@ class Clock:
         return {name: np.array(turns[1:]) for name, turns in spent.items()}
 
     def _wait(self) -> None:
-        """Wait for what was begun on a GPU, which runs beside Python."""
+        """Wait until a GPU has finished, which runs asynchronously."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
 
 def environment(device: torch.device) -> dict[str, str | int]:
-    """Describe what the numbers depend on: device, threads, versions."""
+    """The conditions of a measurement: device, threads, versions."""
     return {
         "device": training.device_name(device),
         "threads": torch.get_num_threads(),
@@ -57,7 +57,7 @@ def environment(device: torch.device) -> dict[str, str | int]:
 
 
 def peak_memory() -> int:
-    """Get the most memory that this process has used so far, in bytes."""
+    """The peak memory of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts in KiB, macOS in bytes.
     if platform.system() == "Linux":
@@ -66,5 +66,5 @@ def peak_memory() -> int:
 
 
 def library(module: str) -> Any:
-    """A module of pytorch-metric-learning: a reference here, and needed nowhere else."""
+    """A module of pytorch-metric-learning, which is a reference here and needed nowhere else."""
     return importlib.import_module(f"pytorch_metric_learning.{module}")

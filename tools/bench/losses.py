@@ -1,4 +1,4 @@
-"""Losses, forward and backward, beside a cross-entropy or pytorch-metric-learning."""
+"""Time of losses, forward and backward, against a cross-entropy or pytorch-metric-learning."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -14,13 +14,13 @@ from pumalib import losses
 
 from .clock import Clock, library
 
-# Of embeddings and labels, ours or a reference.
+# From embeddings and labels to a loss: ours, or a reference.
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class LossEntry:
-    """A loss to be timed, and the most that its ratio to the reference may be."""
+    """A loss to be timed, and the largest ratio to the reference that is accepted (`bar`)."""
 
     shown: str
     name: str
@@ -30,7 +30,7 @@ class LossEntry:
 
 @dataclass(frozen=True)
 class LossSizes:
-    """Embeddings in a batch, their dimensions, and the classes of the training set."""
+    """Batch size, embedding dimension, and number of classes of the training set."""
 
     batch: int
     dim: int
@@ -39,14 +39,14 @@ class LossSizes:
 
 @dataclass(frozen=True)
 class _Reference:
-    """What losses are timed beside."""
+    """The loss that others are compared with."""
 
     name: str
     loss: LossFunction
 
 
 class PlainCrossEntropy(nn.Module):
-    """Cross-entropy of scaled cosines to `count` proxies, written as anyone would."""
+    """Cross-entropy of scaled cosines to `count` proxies, in the most common form."""
 
     def __init__(self, count: int, dim: int):
         super().__init__()
@@ -61,10 +61,10 @@ class PlainCrossEntropy(nn.Module):
 def losses_beside_cross_entropy(
     entries: Sequence[LossEntry], proxies_per_class: int, sizes: LossSizes, clock: Clock
 ) -> pd.DataFrame:
-    """Time losses with proxies, forward and backward, beside a cross-entropy over as many.
+    """Time proxy losses, forward and backward, against a cross-entropy over as many proxies.
 
-    A row per loss: loss, reference, batch, dim, classes, milliseconds, reference_milliseconds,
-    ratio, bar, met.
+    Returns a row per loss: loss, reference, batch, dim, classes, milliseconds,
+    reference_milliseconds, ratio, bar, met.
     """
     count = sizes.classes * proxies_per_class
     plain = PlainCrossEntropy(count, sizes.dim).to(clock.device)
@@ -74,9 +74,9 @@ def losses_beside_cross_entropy(
 
 
 def losses_beside_library(sizes: LossSizes, clock: Clock) -> pd.DataFrame:
-    """Time losses over pairs beside pytorch-metric-learning's, on batches of four images a class.
+    """Time pair losses against pytorch-metric-learning's, on batches of four images a class.
 
-    Columns as of `losses_beside_cross_entropy`; ImportError without pytorch-metric-learning.
+    Returns the columns of `losses_beside_cross_entropy`; raises ImportError without that library.
     """
     labels = torch.arange(sizes.batch, device=clock.device) // 4 % sizes.classes
     tables = []
@@ -87,7 +87,7 @@ def losses_beside_library(sizes: LossSizes, clock: Clock) -> pd.DataFrame:
 
 
 def _library_losses(dim: int) -> list[tuple[LossEntry, LossFunction]]:
-    """Losses over pairs, each with the same of pytorch-metric-learning."""
+    """Pair losses, each with its counterpart in pytorch-metric-learning."""
     distances = library("distances")
     miners = library("miners")
     theirs = library("losses")
@@ -163,7 +163,7 @@ def _loss_times(
 
 
 def _loss_step(loss: LossFunction, x: Tensor, labels: Tensor) -> Callable[[], None]:
-    """What is timed: forward and backward."""
+    """The function to be timed: forward and backward of a loss."""
 
     def step() -> None:
         x.grad = None

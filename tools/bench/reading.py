@@ -1,4 +1,4 @@
-"""From image files to training batches, beside the authors' way and beside memory."""
+"""Time from image files to training batches, against the authors' way and images in memory."""
 
 import tempfile
 import time
@@ -20,13 +20,13 @@ from pumalib.data.images import View
 from .clock import Clock
 from .steps import StepSetting, TrainingStep, dtype_name
 
-# Mean, and standard deviation, of each channel as most timm models have them.
+# Mean and standard deviation of the channels in most timm models.
 HALF = (0.5, 0.5, 0.5)
 
 
 @dataclass(frozen=True)
 class PhotographSizes:
-    """How many photographs are made, and from which width up to below which one, in pixels."""
+    """The number of photographs to make, and the range of their widths in pixels."""
 
     images: int
     narrowest: int
@@ -36,8 +36,8 @@ class PhotographSizes:
 def photographs(root: Path, sizes: PhotographSizes, image_size: int) -> config.Data:
     """Write photographs as a benchmark of image files, and return its settings.
 
-    They are parts of the two that scikit-learn brings, with sensor noise, as JPEGs of quality 92,
-    in four classes; always the same ones.
+    They are crops of scikit-learn's two photographs, with sensor noise, as JPEGs of quality 92, in
+    four classes; the same in every call.
     """
     from sklearn.datasets import load_sample_images
 
@@ -58,7 +58,7 @@ def photographs(root: Path, sizes: PhotographSizes, image_size: int) -> config.D
 def _some_part(
     original: Image.Image, shape: tuple[int, int], rng: np.random.Generator
 ) -> Image.Image:
-    """A part of a photograph, half as wide as it or wider, resized to `shape`, with noise."""
+    """A random crop, at least half as wide as the photograph, resized to `shape`, with noise."""
     zoom = rng.uniform(0.5, 1)
     width = original.width * zoom
     height = original.height * zoom
@@ -71,9 +71,9 @@ def _some_part(
 
 
 def reading_times(sizes: PhotographSizes, batch: int) -> pd.DataFrame:
-    """Time the way from photographs to training batches of 224 px on one core, by turns of a batch.
+    """Time from photographs to training batches of 224 px, on one core, in turns of a batch.
 
-    Columns: way, images_per_second_per_core, and ratio to the authors' way.
+    Returns the columns way, images_per_second_per_core, and ratio to the authors' way.
     """
     with tempfile.TemporaryDirectory() as folder, _one_thread(), _cache_in(Path(folder) / "cache"):
         settings = photographs(Path(folder) / "photos", sizes, 224)
@@ -103,7 +103,7 @@ def reading_times(sizes: PhotographSizes, batch: int) -> pd.DataFrame:
 def _seconds_of_batches(
     ways: Mapping[str, Callable[[list[np.ndarray]], Iterator[Tensor]]], images: int, batch: int
 ) -> dict[str, np.ndarray]:
-    """Seconds of this process for each batch of two epochs; an epoch before them warms up."""
+    """CPU seconds for each batch of two epochs, by way; an epoch before them warms up."""
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for epoch in range(3):
         order = batches.random_batches(images, batch, 0, epoch)
@@ -128,7 +128,7 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def _cache_in(folder: Path) -> Iterator[None]:
-    """Prepared copies go there: they are of no use to anybody else."""
+    """Write prepared copies to `folder`, since nobody else needs them."""
     before = paths.CACHE
     paths.CACHE = folder
     try:
@@ -174,11 +174,11 @@ def _authors_stream(benchmark: Benchmark, order: Sequence[np.ndarray]) -> Iterat
 
 
 def small_file_times(sizes: PhotographSizes, batch: int, clock: Clock) -> pd.DataFrame:
-    """Time steps of a DeiT-Tiny on small files beside the same steps on a batch in memory.
+    """Time steps of a DeiT-Tiny on small files against the same steps on a batch in memory.
 
-    At 96 px in float32 as in the profile `photos-96`, at 128 px in bfloat16 as in `photos`, by
-    turns; `clock.rounds` epochs count after a first one, which decodes.  Columns: method, size,
-    dtype, epoch ("first" or "later"), images_per_s, beside_memory.
+    At 96 px in float32 as in the profile `photos-96`, and at 128 px in bfloat16 as in `photos`, in
+    turns; a first epoch, which decodes, and `clock.rounds` later ones.  Returns the columns method,
+    size, dtype, epoch ("first" or "later"), images_per_s, beside_memory.
     """
     tables = []
     for method in ("linear", "puma"):
@@ -192,12 +192,12 @@ def small_file_times(sizes: PhotographSizes, batch: int, clock: Clock) -> pd.Dat
 def _small_file_seconds(
     method: str, sizes: PhotographSizes, batch: int, setting: StepSetting, clock: Clock
 ) -> dict[str, np.ndarray]:
-    """Seconds of the steps of all epochs but the very first step, by "files" and "memory"."""
+    """Seconds of each step of all epochs but the first step, by "files" and "memory"."""
     order = []
     for epoch in range(1 + clock.rounds):
         order += batches.random_batches(sizes.images, batch, 0, epoch)
     labels = torch.randint(sizes.images, (batch,), device=setting.device)
-    # A folder of its own each time: files that nobody has read yet.
+    # A new folder each time, so that no file has been read before.
     with tempfile.TemporaryDirectory() as folder:
         settings = photographs(Path(folder), sizes, setting.pixels)
         stream = _stream(data.load(settings), settings, order, setting.device)

@@ -1,4 +1,4 @@
-"""Search: all metrics of a test set beside faiss and pytorch-metric-learning."""
+"""Time of all metrics of a test set, against faiss and pytorch-metric-learning."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +29,10 @@ EIGHT_DATASETS = {
 def embeddings_of(
     sizes: Mapping[str, tuple[int, int]], dim: int = 128
 ) -> tuple[np.ndarray, pd.DataFrame]:
-    """Make noisy unit vectors around class centres, and the table that belongs to them.
+    """Noisy unit vectors around class centres, and the table of their images.
 
-    `sizes` has (images, classes) by dataset.  Returns (n, dim) float32, and the columns dataset,
-    label and split, all of it test; always the same ones.
+    `sizes` has (images, classes) by dataset.  Returns (n, dim) float32, and a table with the
+    columns dataset, label and split, which is "test"; the same in every call.
     """
     rng = np.random.default_rng(0)
     vectors = []
@@ -52,10 +52,10 @@ def embeddings_of(
 
 
 def search_times(sizes: Mapping[str, tuple[int, int]], clock: Clock) -> pd.DataFrame:
-    """Time all metrics of a test set beside one faiss search and pytorch-metric-learning.
+    """Time all metrics of a test set against one faiss search and pytorch-metric-learning.
 
-    `sizes` as of `embeddings_of`.  Columns: search, rows, seconds (of the best turn), beside_faiss
-    and beside_library.  Raises ImportError without pytorch-metric-learning.
+    `sizes` as in `embeddings_of`.  Returns the columns search, rows, seconds (of the best turn),
+    beside_faiss and beside_library.  Raises ImportError without pytorch-metric-learning.
     """
     vectors, images = embeddings_of(sizes)
     tensor = torch.from_numpy(vectors)
@@ -95,7 +95,7 @@ def search_times(sizes: Mapping[str, tuple[int, int]], clock: Clock) -> pd.DataF
 
 
 def search_of_eight(device: torch.device) -> pd.DataFrame:
-    """Time all metrics of all eight test sets at once, one time: search, rows, seconds."""
+    """Time all metrics of all eight test sets together, once: a row of search, rows, seconds."""
     vectors, images = embeddings_of(EIGHT_DATASETS)
     start = time.perf_counter()
     evaluation.scores(vectors, images, evaluation.KS, device=device)

@@ -1,4 +1,4 @@
-"""Training steps of methods beside plain fine-tuning: time, memory and operations."""
+"""Time, memory and operations of a training step of each method, against full fine-tuning."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ TRAIN_IMAGES = 141_404
 
 @dataclass(frozen=True)
 class StepSetting:
-    """The network of a training step, and how it computes."""
+    """Network, image size, precision and device of a training step."""
 
     backbone: str
     pixels: int
@@ -30,7 +30,7 @@ class StepSetting:
 
 
 class PlainModel(nn.Module):
-    """A timm model as it comes, with a linear head: the floor of full fine-tuning."""
+    """An unchanged timm model with a linear head: the least that full fine-tuning can cost."""
 
     def __init__(self, model: models.EmbeddingModel):
         super().__init__()
@@ -38,12 +38,12 @@ class PlainModel(nn.Module):
         self.head = model.head
 
     def forward(self, images: Tensor, gates: object) -> Tensor:
-        """Embed images (B, 3, H, W): (B, dim).  There is nothing that gates could switch."""
+        """Embeddings (B, dim) of images (B, 3, H, W).  `gates` are ignored: it has no adapters."""
         return F.normalize(self.head(self.backbone(images)).float(), dim=-1)
 
 
 class TrainingStep:
-    """An optimiser step of a method, or of "timm", the plain model, on the same batch each time."""
+    """An optimiser step, always on the same batch, of a method or of "timm", the plain model."""
 
     def __init__(self, name: str, images: Tensor, labels: Tensor, setting: StepSetting):
         self.images = images
@@ -72,7 +72,7 @@ class TrainingStep:
             loop.use_plain_attention(self.model)
 
     def run(self) -> None:
-        """Do the step."""
+        """Run one optimiser step."""
         self.optimizer.zero_grad(set_to_none=True)
         in_bfloat16 = self.setting.dtype == torch.bfloat16
         device = self.setting.device.type
@@ -82,17 +82,17 @@ class TrainingStep:
         self.optimizer.step()
 
     def operations(self) -> float:
-        """Count floating-point operations of an image, forward and backward."""
-        # Fused kernels are not all counted.
+        """Floating-point operations per image, forward and backward."""
+        # The counter does not know every fused kernel.
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             self.run()
         return counter.get_total_flops() / len(self.images)
 
     def memory(self) -> int:
-        """Count the bytes that training needs.
+        """Bytes that training needs.
 
-        On CUDA the allocator's peak.  On a CPU parameters, optimiser state, gradients, and what
-        autograd keeps for the backward pass.
+        On CUDA the allocator's peak; on a CPU the sum of parameters, optimiser state, gradients and
+        the tensors that autograd saves for the backward pass.
         """
         standing = _bytes_of([*self._weights(), *self._optimizer_state()])
         self.optimizer.zero_grad(set_to_none=True)
@@ -125,7 +125,7 @@ class TrainingStep:
         return found
 
     def _kept_by_autograd(self) -> int:
-        """Bytes kept for the backward pass of a step, weights not counted."""
+        """Bytes that autograd saves for the backward pass of a step, without weights."""
         weights = {tensor.untyped_storage().data_ptr() for tensor in self._weights()}
         kept = {}
 
@@ -146,7 +146,7 @@ def _bytes_of(tensors: Sequence[Tensor]) -> int:
 
 @dataclass(frozen=True)
 class TrainingSizes:
-    """Images in a step, classes of the loss, and the side of a large matrix product."""
+    """Batch size, classes of the loss, and the side of the square matrices of a product."""
 
     batch: int
     classes: int
@@ -156,11 +156,11 @@ class TrainingSizes:
 def training_times(
     methods: Sequence[str], sizes: TrainingSizes, setting: StepSetting, clock: Clock
 ) -> pd.DataFrame:
-    """Time a training step of each method ("timm" and "full" must be among them), by turns.
+    """Time a training step of each method in turns; "timm" and "full" must be among them.
 
-    A row per method; beside the speed stand its memory, its operations, and what share they are
-    of those that one large matrix product reaches here.  `hours_100_epochs` is extrapolated to
-    the paper's training, decoding not included.
+    Returns a row per method with speed, memory, operations per image, and `share`: its operations
+    per second relative to a large matrix product on this device.  `hours_100_epochs` extrapolates
+    to the paper's training, without decoding.
     """
     torch.manual_seed(0)
     shape = (sizes.batch, 3, setting.pixels, setting.pixels)
@@ -206,5 +206,5 @@ def training_times(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a type in a table: "bfloat16"."""
+    """The name of a type as in the tables, such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")

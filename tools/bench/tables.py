@@ -1,6 +1,6 @@
-"""The tables of timings, results/bench/<part>-<device>.csv, one for each part.
+"""Write the timings to results/bench/<part>-<device>.csv, a table for each part.
 
-`full` is what is reported; quick ones, of the smallest sizes, only show that all of it runs.
+Full tables are reported; quick ones, with the smallest sizes, only show that the code runs.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -15,7 +15,7 @@ from . import losses, reading, search, steps
 from .clock import Clock, environment, peak_memory
 
 PROXY_LOSSES = ["proxynca", "proxynca++", "proxyanchor", "cosface", "arcface", "curricularface"]
-# By the number of proxies per class.
+# By number of proxies per class.
 LOSSES = {
     1: [losses.LossEntry(name, name, bar=1.6) for name in PROXY_LOSSES],
     10: [losses.LossEntry("softtriple", "softtriple", bar=2.0)],
@@ -37,10 +37,11 @@ METHODS = [
 def write(
     parts: Collection[str], *, full: bool, device: str = "auto", rounds: int | None = None
 ) -> Iterator[Path]:
-    """Measure parts (none: all), one after another, and give the file of each.
+    """Measure parts (none given: all) one after another, and yield the file of each.
 
-    `rounds` are the turns of each candidate that count, None: 7, or 1 of quick ones, which are
-    written below `paths.RESULTS` and not kept.  Raises ValueError for an unknown part.
+    `rounds` is the number of counted turns per candidate, by default 7, or 1 for quick tables.
+    These are written below `paths.RESULTS`, full ones into the checkout.  Raises ValueError for an
+    unknown part.
     """
     data.check_known("part", parts, PARTS)
     where = training.choose_device(device)
@@ -56,7 +57,7 @@ def write(
 
 
 def loss_table(full: bool, clock: Clock) -> pd.DataFrame:
-    """Losses, forward and backward; full: the unified training set in one batch."""
+    """Losses, forward and backward; if full, with the paper's batch and number of classes."""
     sizes = losses.LossSizes(batch=24, dim=8, classes=20)
     if full:
         sizes = losses.LossSizes(batch=720, dim=128, classes=15_952)
@@ -68,7 +69,7 @@ def loss_table(full: bool, clock: Clock) -> pd.DataFrame:
 
 
 def training_table(full: bool, clock: Clock) -> pd.DataFrame:
-    """Training steps; on a GPU with what PUMA is to reach: its bars, met or not."""
+    """Training steps; a full table from a GPU says for each of PUMA's bars whether it is met."""
     is_cuda = clock.device.type == "cuda"
     dtype = torch.bfloat16 if is_cuda else torch.float32
     setting = steps.StepSetting("mini_vit", 48, dtype, clock.device)
@@ -94,14 +95,14 @@ def training_table(full: bool, clock: Clock) -> pd.DataFrame:
 
 
 def reading_table(full: bool, clock: Clock) -> pd.DataFrame:
-    """Photographs to batches, on one core whatever the device."""
+    """Reading photographs into batches, on one CPU core for every device."""
     if full:
         return reading.reading_times(reading.PhotographSizes(240, narrowest=500, widest=1201), 30)
     return reading.reading_times(reading.PhotographSizes(8, narrowest=500, widest=1201), 4)
 
 
 def small_file_table(full: bool, clock: Clock) -> pd.DataFrame:
-    """Training steps on small files, beside steps on images in memory."""
+    """Training steps on small files, against steps on images in memory."""
     if full:
         sizes = reading.PhotographSizes(450, narrowest=96, widest=129)
         return reading.small_file_times(sizes, 90, clock)
@@ -110,7 +111,7 @@ def small_file_table(full: bool, clock: Clock) -> pd.DataFrame:
 
 
 def search_table(full: bool, clock: Clock) -> pd.DataFrame:
-    """All metrics of a test set as large as SOP's, and of all eight at once."""
+    """All metrics of a test set as large as SOP's, and if full of all eight together."""
     if not full:
         table = search.search_times({"sop": (600, 113)}, clock)
     else:
