@@ -22,13 +22,13 @@ from .data.images import ImageError, View, decode, normalise, pixels
 from .models import EmbeddingModel, backbones, build, load_model, save_trained, save_whole
 from .progress import bar
 
-# Images that pass the network at a time where a benchmark is embedded.
+# Images per batch where a benchmark is embedded.
 _BATCH = 256
-# The benchmark whose pictures have the network's size, and are shown as they are.
+# The benchmark whose pictures have the network's size and are not resized.
 _SHOWN_AS_THEY_ARE = "mini"
-# How many channels an image in an array may have: grey, RGB, and RGB with transparency.
+# The numbers of channels that an image in an array may have: grey, RGB, RGB with transparency.
 _CHANNELS = (1, 3, 4)
-# Where the trained models lie that come with the package: a folder each, with a card.
+# The trained models that come with the package: a folder each, with a card.
 KEPT_FOLDER = Path(__file__).parent / "kept"
 
 
@@ -40,9 +40,9 @@ def list_kept() -> list[str]:
 def load(
     folder: str | Path, pretrained: str | Path | None = None, device: str | torch.device = "cpu"
 ) -> "Embedder":
-    """Load a trained model, ready to embed: of a run's folder, or by its name, one of `list_kept`.
+    """Load a trained model, ready to embed, from its folder or by its name in `list_kept`.
 
-    Arguments and errors are else those of `models.load_model`.
+    Other arguments and errors are those of `models.load_model`.
     """
     if folder in list_kept():
         folder = KEPT_FOLDER / folder
@@ -58,16 +58,16 @@ def frozen(
     *,
     resize: str = "timm",
 ) -> "Embedder":
-    """Make an embedder of a backbone as timm has it with `num_classes=0`, with nothing trained.
+    """Make an embedder of a pretrained timm backbone, without any further training.
 
-    Its embeddings are timm's pooled features, of length 1.  `image_size` in pixels is by default
-    the model's own, and images are shown by timm's own transform (`resize` is as of
-    `config.Data`; of a mini_vit as in `mini`).  Arguments and errors are else as of
-    `models.backbones.create`.
+    Its embeddings are the pooled features of timm's model with `num_classes=0`, of length 1.
+    `image_size` in pixels is by default the model's own.  Images pass timm's own evaluation
+    transform, unless `resize` (see `config.Data`) says otherwise; those of a mini_vit, the
+    transform of `mini`.  Other arguments and errors are those of `models.backbones.create`.
     """
     own_size = backbones.native_size(backbone)
     if backbone in backbones.EMBEDDED:
-        # timm knows nothing of them.
+        # timm does not know these models.
         resize = "both"
     settings = {"benchmark": "folders", "image_size": image_size or own_size, "resize": resize}
     run = Run(
@@ -91,9 +91,9 @@ def frozen(
 def named(
     model: str, pretrained: str | Path | None = None, device: str | torch.device = "cpu"
 ) -> "Embedder":
-    """Load what a command calls a model: one that is kept, a model's folder, or a timm backbone.
+    """Load the model that a command names: one of `list_kept`, a folder, or a timm backbone.
 
-    Arguments and errors are else those of `load` and `frozen`.
+    Other arguments and errors are those of `load` and `frozen`.
     """
     if model in list_kept() or paths.find(model).is_dir():
         return load(model, pretrained, device)
@@ -112,9 +112,9 @@ def embed_rows(
     device: str | torch.device = "cpu",
     workers: int = 0,
 ) -> np.ndarray:
-    """Embed rows of a benchmark, by the test view of `settings`: (n, dim) float32.
+    """Embed rows of a benchmark with the test transform of `settings`: (n, dim) float32.
 
-    `workers` processes decode the images; 0: this one.  Raises ImageError.
+    `workers` processes decode the images; 0: this process does.  Raises ImageError.
     """
     embeddings, _ = embed_with_prompt_weights(
         model, benchmark, rows, settings, device=device, workers=workers
@@ -131,7 +131,7 @@ def embed_with_prompt_weights(
     device: str | torch.device = "cpu",
     workers: int = 0,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """`embed_rows`, and the weights (n, M) of the pool's prompts, None without a pool (Fig. 4)."""
+    """`embed_rows`, and the prompt weights (n, M) of the pool, or None without a pool (Fig. 4)."""
     model.eval()
     view = View(settings, **backbones.transform(model.backbone))
     positions = np.split(np.arange(len(rows)), range(_BATCH, len(rows), _BATCH))
@@ -158,18 +158,18 @@ def _joined(parts: list[Tensor]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Embedded:
-    """What became of images of which some may be unreadable."""
+    """Embeddings of the readable images, and why the others could not be read."""
 
-    vectors: np.ndarray  # (n, dim) float32, of those that could be read
-    places: np.ndarray  # (n,) the place of each of these among the images given, from 0
-    unreadable: dict[int, str]  # by place, in words why each other one cannot be read
+    vectors: np.ndarray  # (n, dim) float32, of the readable images
+    places: np.ndarray  # (n,) their places among the images given, from 0
+    unreadable: dict[int, str]  # the reason for each other image, by place
 
 
 class Embedder:
     """A trained model with the image transform it was evaluated with.
 
-    `load(folder).embed(images)`.  Photographs are turned as their EXIF orientation says, however
-    the images of the run were: what is embedded here are somebody's own.
+    `load(folder).embed(images)`.  The EXIF rotation is always applied, even if the run ignored it:
+    the images are a user's own photographs.
     """
 
     def __init__(self, model: EmbeddingModel, run: Run):
@@ -190,15 +190,15 @@ class Embedder:
         """Embed one image, or an iterable of images: (n, dim) float32.
 
         An image is a file's path or its bytes, an open file, a PIL image, an array uint8 (H, W, 3),
-        (H, W, 4) with transparency or (H, W) of grey, or a tensor uint8 with the channels first;
-        and it makes no difference which: each is resized and cropped as the run's test images were.
-        (But the pictures of `mini` have the network's size: to a model of it, a picture of that
-        size is shown as it is.)  `prepared` images are instead tensors (3, size, size) of floats,
-        normalised for the network already.
+        (H, W, 4) with transparency or (H, W) of grey, or a tensor uint8 with the channels first.
+        All kinds give the same embedding: each image is resized and cropped as the run's test
+        images were.  (A model of `mini` is an exception: it takes a picture of the network's size
+        without resizing, like those of `mini`.)  `prepared` images are instead tensors
+        (3, size, size) of floats that are already normalised for the network.
 
-        `workers` threads decode the next batch while the network embeds this one; 0: none does.
-        A generator is read a batch at a time, with workers two.  Raises ValueError for what is no
-        image, and says at which position.
+        `workers` threads decode the next batch while the network embeds this one; 0: no threads.
+        A generator is read one batch at a time, two with workers.  Raises ValueError for anything
+        that is no image, with its position.
         """
         if prepared:
             self._check_counts(batch_size, workers)
@@ -209,11 +209,12 @@ class Embedder:
         return self._embedded(map(_all_or_raise, found), as_pixels=True)
 
     def save(self, folder: str | Path, about: str = "", half: bool = False) -> Path:
-        """Write the whole model into a folder that `load` takes on any machine; return the folder.
+        """Write the whole model into a folder that `load` reads on any machine; return the folder.
 
-        It holds `model.safetensors`, backbone included (4 bytes a parameter, with `half` 2: 87 or
-        43 MB for a ViT-S), `config.json`, and a card `README.md` that ends with the text `about`.
-        A relative folder is one of the project's.  Raises OSError where it cannot be written.
+        It holds `model.safetensors`, backbone included (4 bytes per parameter, or 2 with `half`: 87
+        or 43 MB for a ViT-S), `config.json`, and a card `README.md` that ends with the text
+        `about`.  A relative folder is relative to the project.  Raises OSError where it cannot be
+        written.
         """
         place = paths.resolve(folder)
         dtype = torch.float16 if half else torch.float32
@@ -222,11 +223,11 @@ class Embedder:
         return place
 
     def save_trained(self, folder: str | Path, about: str = "") -> Path:
-        """Write what was trained alone, as `save` does; `load` puts it onto its frozen backbone.
+        """Like `save`, but write only the trained tensors, without the frozen backbone.
 
-        The backbone's weights come from timm's hub then, or from `load(folder, pretrained=FILE)`;
-        others than it was trained on are refused.  Raises ValueError where the backbone was trained
-        too, OSError where it cannot be written.
+        `load` then takes the backbone's weights from timm's hub, or from the file in
+        `load(folder, pretrained=FILE)`, and refuses other weights than it was trained on.  Raises
+        ValueError if the backbone was trained too, OSError where it cannot be written.
         """
         place = paths.resolve(folder)
         save_trained(self.model, self.run, place)
@@ -234,9 +235,9 @@ class Embedder:
         return place
 
     def to_onnx(self, file: str | Path) -> Path:
-        """Write the model as ONNX, compared with torch; return the file.
+        """Write the model as ONNX, check it against torch, and return the file.
 
-        A relative file is one of the project's.  Input, output, metadata and errors are as of
+        A relative file is relative to the project.  For input, output, metadata and errors see
         `export.write_onnx`.
         """
         place = paths.resolve(file)
@@ -246,15 +247,16 @@ class Embedder:
     def embed_readable(
         self, images: Any, batch_size: int = 64, progress: bool = True, *, workers: int = 0
     ) -> Embedded:
-        """Embed those of the images that can be read, and say of the others why not.
+        """Embed the readable images, and give the reason for each unreadable one.
 
-        Arguments are as of `embed`.  What is no image at all, as a number, is a ValueError still.
+        Arguments are those of `embed`.  Anything that is no image at all, such as a number, still
+        raises ValueError.
         """
         parts = list(self.embed_parts(_shown(images, progress), batch_size, workers))
         unreadable: dict[int, str] = {}
         for part in parts:
             unreadable.update(part.unreadable)
-        # One without rows, should there be no image.
+        # An array without rows, in case there is no image.
         vectors = [np.zeros((0, self.model.dim), np.float32), *[part.vectors for part in parts]]
         places = [np.zeros(0, int), *[part.places for part in parts]]
         return Embedded(np.concatenate(vectors), np.concatenate(places), unreadable)
@@ -262,9 +264,9 @@ class Embedder:
     def embed_parts(
         self, images: Any, batch_size: int = 64, workers: int = 0
     ) -> Iterator[Embedded]:
-        """Embed as `embed_readable` does, and yield what became of each batch when it is done.
+        """Like `embed_readable`, but yield the result of each batch when it is done.
 
-        Places count from the first of all images.  It shows no progress.
+        Places count from the first image of the first batch.  It shows no progress bar.
         """
         for batch in self._read(images, batch_size, progress=False, workers=workers):
             shown = []
@@ -286,9 +288,9 @@ class Embedder:
                 raise ValueError(f"{what}; it must be a whole number of at least {least}")
 
     def _embedded(self, inputs: Iterable[list[Tensor]], as_pixels: bool) -> np.ndarray:
-        """Embed batches of what the network is shown, uint8 where they are `as_pixels`."""
+        """Embed batches of input tensors: uint8 pixels if `as_pixels`, else normalised floats."""
         device = next(self.model.parameters()).device
-        # One without rows, should there be no image.
+        # An array without rows, in case there is no image.
         embeddings = [np.zeros((0, self.model.dim), np.float32)]
         with torch.inference_mode():
             for batch in inputs:
@@ -303,7 +305,7 @@ class Embedder:
     def _read(
         self, images: Any, batch_size: int, progress: bool, workers: int
     ) -> Iterator[list[tuple[int, Tensor | ImageError]]]:
-        """Batches of places, and what the network is shown of the image or why it is unreadable."""
+        """Batches of (place, pixels), or (place, ImageError) for an unreadable image."""
         self._check_counts(batch_size, workers)
         numbered = enumerate(_shown(images, progress))
         waiting = _in_batches(numbered, batch_size)
@@ -312,7 +314,7 @@ class Embedder:
         return ([self._shown_or_error(one) for one in batch] for batch in waiting)
 
     def _shown_or_error(self, numbered: tuple[int, Any]) -> tuple[int, Tensor | ImageError]:
-        """What the network is shown of an image, or why it cannot be read, with its position."""
+        """The position of an image with its pixels, or with the ImageError if it is unreadable."""
         position, image = numbered
         size = self.view.settings.image_size
         as_it_is = self.run.data.benchmark == _SHOWN_AS_THEY_ARE
@@ -321,12 +323,12 @@ class Embedder:
         except ImageError as error:
             return position, error
         if as_it_is and decoded.size == (size, size):
-            # An array of this size is not resized.
+            # `pixels` does not resize an array of this size.
             return position, pixels(np.asarray(decoded), self.view)
         return position, pixels(decoded, self.view)
 
     def _prepared(self, images: Iterable) -> Iterator[Tensor]:
-        """The images, which are the network's input; ValueError where one is not."""
+        """Yield the images, which must be input tensors of the network, else ValueError."""
         size = self.view.settings.image_size
         for position, image in enumerate(images):
             is_float = isinstance(image, Tensor) and image.is_floating_point()
@@ -338,22 +340,22 @@ class Embedder:
 
 
 def _shown(images: Any, progress: bool) -> Iterable:
-    """One image or several, with a bar."""
+    """The images, or the one image as a list, with a progress bar."""
     if _is_one(images):
         images = [images]
     return bar(images, desc="embedding", unit="image", delay=1, disable=not progress)
 
 
 def _in_batches(items: Iterable, size: int) -> Iterator[list]:
-    """Lists of `size` items, the last one shorter; read one at a time."""
+    """Yield lists of `size` items, the last one shorter, reading `items` lazily."""
     left = iter(items)
     return iter(lambda: list(islice(left, size)), [])
 
 
 def _by_threads(function: Callable, batches: Iterator[list], workers: int) -> Iterator[list]:
-    """Call `function` on each item of each batch, by threads, one batch ahead of what is taken.
+    """Call `function` on each item of each batch in threads, one batch ahead of the consumer.
 
-    Threads help: decoding and resizing let others run.
+    Threads help because decoding and resizing release the GIL.
     """
     with ThreadPoolExecutor(workers) as pool:
         ahead: list = []
@@ -366,7 +368,7 @@ def _by_threads(function: Callable, batches: Iterator[list], workers: int) -> It
 
 
 def _all_or_raise(batch: list[tuple[int, Tensor | ImageError]]) -> list[Tensor]:
-    """What the network is shown of a batch; the error of the first image that cannot be read."""
+    """The pixels of a batch; raises the error of its first unreadable image."""
     shown = []
     for _, found in batch:
         if isinstance(found, ImageError):
@@ -385,15 +387,15 @@ def _is_one(images: Any) -> bool:
         return True
     if not isinstance(images, (np.ndarray, Tensor)) or images.ndim != 3:
         return getattr(images, "ndim", 0) == 2
-    # Three axes are an image with channels, or several of grey.  With channels on the wrong side it
-    # is one image too, which is refused.
+    # Three axes are an image with channels, or several grey images.  An image with its channels on
+    # the wrong side counts as one too, and is refused later.
     if images.dtype not in (np.uint8, torch.uint8):
         return True
     return images.shape[0] in _CHANNELS or images.shape[2] <= max(_CHANNELS)
 
 
 def _decoded(image: Any, position: int, upright: bool) -> Image.Image:
-    """The image as RGB; ValueError where it is none, ImageError where it cannot be read."""
+    """The image as RGB; ValueError if it is no image, ImageError if it cannot be read."""
     if isinstance(image, os.PathLike):
         image = Path(image)
     if isinstance(image, bytes):
@@ -417,7 +419,7 @@ def _decoded(image: Any, position: int, upright: bool) -> Image.Image:
 
 
 def _decoded_file(file: Any, name: str, upright: bool) -> Image.Image:
-    """The image of an open file or of an array; an ImageError names it."""
+    """Decode an open file or an image; an ImageError calls it `name`."""
     try:
         return decode(file, upright)
     except ImageError as error:
@@ -426,7 +428,7 @@ def _decoded_file(file: Any, name: str, upright: bool) -> Image.Image:
 
 
 def _array(image: Any) -> np.ndarray | None:
-    """Pixels (H, W) or (H, W, 3 or 4) uint8 of an array or tensor; None of what is no image."""
+    """Pixels (H, W) or (H, W, 3 or 4) uint8 of an array or tensor; None if it is no image."""
     if isinstance(image, Tensor):
         if image.ndim == 3:
             image = image.permute(1, 2, 0)
@@ -441,7 +443,7 @@ def _array(image: Any) -> np.ndarray | None:
 
 
 def _described(image: Any) -> str:
-    """Type and shape of what was given."""
+    """The type and shape of a value, for a message."""
     kind = getattr(image, "dtype", type(image).__name__)
     shape = getattr(image, "shape", None)
     if not shape:

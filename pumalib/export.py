@@ -1,6 +1,6 @@
-"""A trained model for others: as ONNX, and as a folder with a card and a configuration.
+"""Export a trained model: as ONNX, and as a folder with a model card and a configuration.
 
-`Embedder.to_onnx` and `Embedder.save` are the ways in.
+Users call `Embedder.to_onnx` and `Embedder.save`.
 """
 
 import copy
@@ -19,14 +19,14 @@ from .config import Run
 from .data.images import View, normalise
 from .models import EmbeddingModel, count_parameters
 
-# The most by which a number of an embedding may differ between torch and onnxruntime.
+# The largest allowed difference of an embedding's number between torch and onnxruntime.
 TOLERANCE = 1e-4
-# Images by which the two are compared.
+# Random images that the comparison uses.
 COMPARED = 5
 
 
 def preprocessing(view: View) -> dict[str, Any]:
-    """What happens to an image before the network, as a plain dict, in order."""
+    """The steps that turn an image into the network's input, in order, as a plain dict."""
     size = view.settings.image_size
     return {
         "colours": "RGB, on white where transparent",
@@ -39,7 +39,7 @@ def preprocessing(view: View) -> dict[str, Any]:
 
 
 def _resizing(view: View) -> dict[str, Any]:
-    """To what an image is resized, one number being the shorter side, and how."""
+    """The size after resizing (one number: of the shorter side), and the interpolation."""
     size = view.settings.image_size
     if view.settings.resize != "timm":
         side = round(256 * size / 224)
@@ -61,7 +61,7 @@ def _resizing(view: View) -> dict[str, Any]:
 
 
 class _FromPixels(nn.Module):
-    """The network with the normalisation before it: uint8 (B, 3, size, size) to (B, dim)."""
+    """Normalisation, then the network: uint8 (B, 3, size, size) to (B, dim)."""
 
     mean: Tensor
     std: Tensor
@@ -82,15 +82,15 @@ def _of_channels(values: Any) -> Tensor:
 
 
 def write_onnx(model: EmbeddingModel, view: View, file: Path) -> float:
-    """Write the network as ONNX, and compare it with torch: the largest difference of a number.
+    """Write the network as ONNX, compare it with torch, and return the largest difference.
 
-    Its input `pixels` is uint8 (B, 3, size, size), RGB; the normalisation is inside.  Its output
-    `embeddings` is (B, dim) float32.  What comes before is in its metadata, JSON `preprocessing`.
-    Raises ImportError without `pip install 'pumalib[onnx]'`, RuntimeError where the two differ by
-    more than 1e-4, and no file is left then; OSError where it cannot be written.
+    Its input `pixels` is uint8 (B, 3, size, size), RGB; it normalises them itself.  Its output
+    `embeddings` is (B, dim) float32.  The earlier steps are in its metadata, JSON `preprocessing`.
+    Raises ImportError without `pip install 'pumalib[onnx]'`, RuntimeError if the two differ by more
+    than 1e-4 (no file is written then), OSError where it cannot be written.
     """
     onnx, onnxruntime = _onnx_packages()
-    # A copy: where the caller's model lies is no matter here.
+    # A copy, so that the caller's model stays on its device.
     network = _FromPixels(copy.deepcopy(model), view).cpu().eval()
     rng = np.random.default_rng(0)
     size = view.settings.image_size
@@ -143,7 +143,7 @@ def _onnx_packages() -> tuple[Any, Any]:
 # ---- a folder with a card and a configuration
 
 
-def write_folder(  # noqa: PLR0917 - all that a folder tells
+def write_folder(  # noqa: PLR0917 - all that such a folder holds
     model: EmbeddingModel,
     run: Run,
     view: View,
@@ -166,7 +166,7 @@ def write_folder(  # noqa: PLR0917 - all that a folder tells
 
 def _description(model: EmbeddingModel, run: Run, view: View) -> dict[str, Any]:
     trained, total = count_parameters(model)
-    # A head that is computed, or none at all: there was no loss and no step.
+    # With a computed head, or without a head, there was no loss and no training step.
     steps = trained > 0
     datasets = None if run.data.datasets is None else list(run.data.datasets)
     return {
@@ -193,7 +193,7 @@ def _how_it_was_made(content: Mapping[str, Any]) -> str:
 
 
 def _card(name: str, content: Mapping[str, Any], about: str) -> str:
-    """The card: YAML that hubs read, what the model is, how it is used, and what is said of it."""
+    """The model card: YAML for hubs, a description, an example of use, and the text `about`."""
     parameters = content["parameters"]
     millions = f"{parameters['total'] / 1e6:.2f} M parameters"
     size = content["preprocessing"]["centre_crop"]

@@ -1,4 +1,4 @@
-"""A folder of images as an index: searched by an image, and kept as the folder is.
+"""A folder of images as a search index on disk, which `update` brings up to date.
 
 index = FolderIndex(embedder.load(run_folder), "/data/photos", store="/data/photos-index")
 print(index.update())
@@ -31,46 +31,46 @@ from .embedder import Embedder
 from .models import backbones
 from .progress import bar
 
-# Files and vectors are one file, written whole: no vector can come to stand beside another's file.
+# File names and vectors are in one file, written whole, so that they always match.
 INDEX_FILE = "index.npz"
-# Held by the one who updates.
+# Held by the process that updates.
 LOCK_FILE = "index.lock"
-# What earlier versions wrote.  A number could be given twice there, so it is not read.
+# Files of earlier versions, which could give a number twice: they are not read.
 OLD_FILES = ("index.faiss", "files.csv", "ivf.faiss", "hnsw.faiss")
-# Seconds after which an update writes the index, at least; where writing takes long, ten times as
-# long as that takes, so that it stays a small part of the work.
+# The least seconds between two writes of the index during an update.  If a write takes long, the
+# pause is ten times as long, so that writing stays a small part of the work.
 SECONDS = 30
 WRITING_SHARE = 10
-# The index that is built beside the exact one, by name, as faiss calls it for n vectors.
+# The approximate indexes by name, with their faiss factory string.
 APPROXIMATE = {"ivf": "IVF{lists},Flat", "hnsw": "HNSW16,Flat"}
-# How far they search: lists of the IVF, candidates of the graph.
+# How many lists of the IVF, and candidates of the graph, they search.
 PROBES = 32
 CANDIDATES = 128
-# Images that are compared with all others in one call.
+# Images compared with all others in one call.
 BLOCK = 1000
 # The columns of the table of files, and their types.
 COLUMNS = {"path": str, "size": "int64", "mtime": "int64", "inode": "uint64"}
 
 
 def list_images(folder: Path) -> pd.DataFrame:
-    """List the image files of a folder, at any depth, sorted by path.
+    """List the image files in a folder and its subfolders, sorted by path.
 
-    Columns: path (relative to `folder`), size (bytes), mtime (ns) and inode.  Which files are
-    images, and what is left out, is as of `data.folders.walk`.  Raises FileNotFoundError without
-    the folder.  Raises ValueError where it holds no image: a disk that is not there should not be
-    taken for a folder whose images have all gone.
+    Columns: path (relative to `folder`), size (bytes), mtime (ns) and inode.  `data.folders.walk`
+    decides which files are images.  Raises FileNotFoundError without the folder, ValueError where
+    it holds no image: an unmounted disk should not look like a folder whose images are all
+    deleted.
     """
     return _listed(folder, folders.LeftOut())
 
 
 def _listed(folder: Path, left_out: folders.LeftOut) -> pd.DataFrame:
-    """`list_images`, and in `left_out` what looks like an image and is none of them."""
+    """`list_images`; adds files that look like images and are not used to `left_out`."""
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}")
     rows = []
     for path, state in folders.walk(folder, left_out):
-        # Images out of one archive may have one size and time: where two exchange their names, the
-        # inode tells.
+        # Images from one archive may have the same size and time: if two swap names, only the inode
+        # shows it.
         rows.append((path, state.st_size, state.st_mtime_ns, state.st_ino))
     if not rows:
         said = "".join(f"; {line}" for line in left_out.lines())
@@ -83,7 +83,7 @@ def _listed(folder: Path, left_out: folders.LeftOut) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many images of a folder an update found in which state."""
+    """The number of images that an update found in each state."""
 
     unchanged: int
     new: int
@@ -94,50 +94,48 @@ class Counts:
 
 @dataclass(frozen=True)
 class EmbeddedFiles:
-    """What became of some files."""
+    """Embeddings of the readable files, and why the others could not be read."""
 
-    vectors: np.ndarray  # (n, dim), of length 1, of the files that could be read
-    read: list[str]  # these files
-    unreadable: dict[str, str]  # the others, and in words why
+    vectors: np.ndarray  # (n, dim), of length 1, of the readable files
+    read: list[str]  # the paths of these files
+    unreadable: dict[str, str]  # the reason for each other file, by path
 
 
-# Embeds rows of `list_images`: part by part.
+# A function that embeds rows of `list_images`, part by part.
 EmbedFiles = Callable[[pd.DataFrame], Iterable[EmbeddedFiles]]
 
 
 def default_store(folder: Path) -> Path:
-    """Where the index of a folder is kept unless somebody says where: in `paths.CACHE`."""
+    """The default place of a folder's index, in `paths.CACHE`."""
     return paths.CACHE / "index" / cache_name(folder)
 
 
 class FolderIndex:
-    """The images of a folder, to be searched by cosine, kept on disk and up to date.
+    """An index on disk of a folder's images, for search by cosine.
 
-    `kind` "flat" searches exactly: it compares with every vector.  "ivf" and "hnsw" compare with a
-    part of them, which misses some neighbours and pays beyond some 100,000 images; each update
-    that has changed anything builds them anew from the exact index, which is kept all the same.
+    `kind` "flat" is exact: it compares with every vector.  "ivf" and "hnsw" compare with some of
+    them, which misses some neighbours and pays beyond some 100,000 images; an update that changes
+    anything builds them again from the exact index, which always exists.
 
-    Images are decoded by `workers` threads, 0: by none.  `store` is a folder for what is written,
-    one for each folder of images.  In it each model has a folder of its own, named by a hash of
-    its weights, settings and image transform, so that vectors of two models never meet.  Images
-    are known by their path below `folder`, their size, their time of change and their inode: a
-    folder that was renamed keeps its index, as long as `store` is the same; one that was copied is
-    embedded anew.
+    `workers` threads decode images; 0: no threads.  `store` is the folder of the index, one for
+    each folder of images.  In it each model has a subfolder, named by a hash of its weights,
+    settings and image transform, so that vectors of two models never mix.  An image is identified
+    by its path below `folder`, size, modification time and inode: a renamed folder has the same
+    index if `store` is the same, a copied folder is embedded again.
 
-    `table` lists the images in the index, with the columns of `list_images`, by a number that an
-    image keeps until it changes.  What was written before is there at once; `update`
-    brings it to the present state.  One update writes at a time: a second waits for the first, and
-    says so.
+    `table` lists the images in the index, with the columns of `list_images`, by a number that
+    stays the same until the image changes.  An index on disk is loaded at once; `update` brings it
+    up to date.  Only one update writes at a time: a second waits for the first, and says so.
     """
 
     table: pd.DataFrame
-    # An IndexIDMap2 of faiss, whose types do not know that it takes arrays.
+    # A faiss.IndexIDMap2: its type hints do not allow arrays.
     _vectors: Any
-    # What is searched: the same, or an approximate index beside it.
+    # The index that `search` uses: the same, or an approximate one.
     _searched: Any
-    # Given to no file yet, nor to one that has gone.
+    # The next free number, never given before.
     _next_number: int
-    # Whether there is more here than on the disk.
+    # Whether there are changes that are not yet on disk.
     _is_changed: bool
 
     def __init__(
@@ -158,28 +156,28 @@ class FolderIndex:
         self._read()
 
     def missing(self) -> pd.DataFrame:
-        """The images that `update` would embed, as of `list_images`: new and changed ones."""
+        """The new and changed images, which `update` would embed, as rows of `list_images`."""
         now = list_images(self.folder)
         self._read()
         known = self.table.reset_index().merge(now)
         return now[~now["path"].isin(known["path"])]
 
     def update(self, embed: EmbedFiles | None = None) -> Counts:
-        """Bring the index to the present state of the folder.
+        """Update the index to the folder's present images, and count them by state.
 
-        Only new and changed images are embedded.  What is done is written every half minute and
-        where it is interrupted, so that the next update goes on from there.  Prints how many files
-        are left out by `data.folders.walk`, and the name of each image that cannot be read: it is
-        not in the index, and is tried again by the next update.  `embed` takes rows of
-        `list_images` and stands in for `embed_files`.  Raises FileNotFoundError and ValueError as
-        of `list_images`, ValueError where no image can be read.
+        Only new and changed images are embedded.  The index is written every half minute and on an
+        interrupt, so that the next update goes on from there.  Prints how many files
+        `data.folders.walk` leaves out, and the name of each unreadable image: it is not in the
+        index, and the next update tries it again.  `embed`, a function of rows of `list_images`,
+        replaces `embed_files`.  Raises the errors of `list_images`, and ValueError if no image can
+        be read.
         """
         with self._only_writer():
             return self._update(embed or self.embed_files)
 
     @contextmanager
     def _only_writer(self) -> Iterator[None]:
-        """Hold the lock of the store, after saying for what it waits where another holds it."""
+        """Hold the lock of the store; if another process holds it, say so and wait."""
         self.store.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.store / LOCK_FILE)
         try:
@@ -209,7 +207,7 @@ class FolderIndex:
                 self._add_all(missing, embed, unreadable)
         except BaseException:
             self._write()
-            # What was half taken in is not there.
+            # Back to the state on disk: a step may have been interrupted half-way.
             self._read()
             raise
         if self._is_changed:
@@ -231,7 +229,7 @@ class FolderIndex:
         )
 
     def _add_all(self, missing: pd.DataFrame, embed: EmbedFiles, unreadable: dict) -> None:
-        """Embed files and take them in, and write the index now and then."""
+        """Embed the missing files, add them, and write the index now and then."""
         rows = missing.set_index("path")
         pause: float = SECONDS
         written = time.monotonic()
@@ -248,14 +246,14 @@ class FolderIndex:
         """Find the `k` images nearest to an image: columns path and cosine, most similar first.
 
         `image` is a file (its absolute path, or relative to the folder), a PIL image or an array
-        (H, W, 3) uint8.  A file of the folder is left out of its own answer.  Raises ValueError
-        where it cannot be read, or where the index is empty.
+        (H, W, 3) uint8.  A file of the folder does not find itself.  Raises ValueError if the
+        image cannot be read or the index is empty.
         """
         self._refuse_if_empty()
-        # One more than asked for: the image itself may be among them.
+        # One more than needed: the image itself may be among them.
         count = min(k + 1, len(self.table))
         cosines, numbers = self._searched.search(self._embed_query(image), count)
-        # An approximate index may find fewer, and says -1.
+        # An approximate index may find fewer, and fills up with -1.
         is_found = numbers[0] >= 0
         found = self.table.loc[numbers[0][is_found], ["path"]].assign(cosine=cosines[0][is_found])
         if isinstance(image, (str, Path)):
@@ -288,12 +286,12 @@ class FolderIndex:
         return pairs
 
     def duplicate_groups(self, threshold: float = 0.95) -> pd.DataFrame:
-        """Find groups of images that are joined by pairs whose cosine is above `threshold`.
+        """Find groups of images that are connected by pairs whose cosine is above `threshold`.
 
-        A row per image, the largest group first, in a group by path.  Columns: group (from 1), path
-        and cosine, which is that to the nearest image of its group.  Two images of a group may be
-        less alike than `threshold` where others lie between them.  Raises ValueError where the
-        index is empty.
+        A row per image, the largest group first, sorted by path within a group.  Columns: group
+        (from 1), path, and cosine (to the nearest image of its group).  Two images of a group may
+        have a lower cosine if other images connect them.  Raises ValueError where the index is
+        empty.
         """
         pairs = self.near_duplicates(threshold)
         both_ways = pd.concat([pairs, pairs.rename(columns={"one": "other", "other": "one"})])
@@ -315,13 +313,14 @@ class FolderIndex:
         return images[["group", "path", "cosine"]]
 
     def likely_wrong_labels(self, k: int = 5) -> pd.DataFrame:
-        """Find images that lie in one folder and look like those of another, the surest first.
+        """Find images that look like the images of another folder, those with the most votes first.
 
-        The label of an image is its folder.  Its `k` nearest images vote, exactly: it is listed
-        where more than half of them lie in one other folder.  Images of a folder too small to win
-        that vote (less than k / 2 others in it) are not judged, and those in no folder neither are
-        nor vote.  Columns: path, label, suggested (the other folder), votes (for it) and of (how
-        many voted).  Raises ValueError where the index is empty or `k` is less than 1.
+        The label of an image is its folder.  Its `k` nearest images, by exact search, vote with
+        their labels: it is listed if more than half of them are in one other folder.  An image
+        whose folder is too small to win a vote (at most k / 2 others in it) is not judged; an image
+        in no folder is not judged and has no vote.  Columns: path, label, suggested (the other
+        folder), votes (for it) and of (the number of voters).  Raises ValueError where the index is
+        empty or `k` is less than 1.
         """
         if k < 1:
             raise ValueError(f"k = {k}; it must be a whole number of at least 1")
@@ -346,14 +345,15 @@ class FolderIndex:
         return found.sort_values(["votes", "path"], ascending=[False, True], ignore_index=True)
 
     def vectors(self) -> np.ndarray:
-        """Get the embeddings of all images, (n, dim) float32 of length 1, as ordered in `table`."""
-        # A tensor where faiss.contrib.torch_utils, as of pytorch-metric-learning, is imported.
+        """The embeddings of all images, (n, dim) float32 of length 1, in the order of `table`."""
+        # It is a tensor if somebody, such as pytorch-metric-learning, imported
+        # faiss.contrib.torch_utils.
         stored = np.asarray(self._vectors.index.reconstruct_n(0, self._vectors.ntotal))
         places = pd.Index(faiss.vector_to_array(self._vectors.id_map)).get_indexer(self.table.index)
         return stored[places]
 
     def write_vectors(self, file: Path) -> None:
-        """Write the embeddings into a file of numpy, by path: `numpy.load(file)`.
+        """Write the embeddings, sorted by path, into a NumPy file for `numpy.load(file)`.
 
         It holds `vectors` (n, dim) float32, of length 1, and `paths` (n,), relative to the folder.
         """
@@ -365,12 +365,12 @@ class FolderIndex:
     # ---- embedding
 
     def embed_files(self, files: pd.DataFrame) -> Iterator[EmbeddedFiles]:
-        """Embed images of the folder, rows of `list_images`, a batch at a time; change nothing."""
+        """Embed `files`, rows of `list_images`, batch by batch; the index does not change."""
         names = files["path"].tolist()
-        # Read a batch at a time: a folder need not fit into memory.
+        # Images are read batch by batch: a folder need not fit into memory.
         given = bar([self.folder / name for name in names], desc="embedding", unit="image", delay=1)
         for part in self.embedder.embed_parts(given, workers=self.workers):
-            # Of vectors of length 1 the inner product is the cosine.
+            # The inner product of vectors of length 1 is their cosine.
             faiss.normalize_L2(part.vectors)
             read = [names[place] for place in part.places]
             unreadable = {names[place]: why for place, why in part.unreadable.items()}
@@ -389,13 +389,13 @@ class FolderIndex:
         if self.table.empty:
             raise ValueError(f"{self.store} holds no image yet: call update() first")
 
-    # ---- what is in the index, and on disk
+    # ---- the contents of the index, in memory and on disk
 
     # A step may be interrupted anywhere: at every moment each file of the table has its vector, and
-    # no number is given twice.
+    # no number is used twice.
 
     def _add(self, files: pd.DataFrame, embedded: EmbeddedFiles) -> None:
-        """Take in new files, of which `files` has the rows by path."""
+        """Add the embedded files; `files` has their rows by path."""
         self._is_changed = True
         first = self._next_number
         self._next_number = first + len(embedded.read)
@@ -406,16 +406,16 @@ class FolderIndex:
         self._searched = self._vectors
 
     def _remove(self, files: pd.DataFrame) -> None:
-        """Take files of the table out of the index."""
+        """Remove these rows of the table from the index."""
         self._is_changed = True
         self.table = self.table.drop(files.index)
         self._vectors.remove_ids(files.index.to_numpy())
         self._searched = self._vectors
 
     def _build_approximate(self) -> None:
-        """Build and write the approximate index of this kind, unless that of these images is there.
+        """Build and write the approximate index of this kind, unless it is up to date.
 
-        It is written with a digest of the vectors and numbers that it was built from.
+        Its file has a digest of the vectors and numbers that it was built from.
         """
         if self.kind == "flat" or self._searched is not self._vectors:
             return
@@ -439,7 +439,7 @@ class FolderIndex:
         return self.store / f"{self.kind}.npz"
 
     def _find_approximate(self) -> Any:
-        """The approximate index of this kind, where it was built from these vectors; else None."""
+        """The approximate index of this kind, if it was built from these vectors; else None."""
         if self.kind == "flat":
             return None
         arrays = _read_arrays(self._approximate_file)
@@ -454,7 +454,7 @@ class FolderIndex:
         return digest.hexdigest()
 
     def _write(self) -> None:
-        """Write files and vectors, as one file."""
+        """Write the table and the vectors as one file."""
         table = self.table
         files = json.dumps({"number": table.index.tolist(), **table.to_dict("list")})
         _write_arrays(
@@ -468,7 +468,7 @@ class FolderIndex:
             (self.store / name).unlink(missing_ok=True)
 
     def _read(self) -> None:
-        """Take what stands in the store; nothing where it was never written or is damaged."""
+        """Read the index from the store; it is empty if the file is missing or damaged."""
         arrays = _read_arrays(self.store / INDEX_FILE) or {}
         files = json.loads(bytes(arrays["files"])) if arrays else {"number": [], "path": []}
         numbers = pd.Index(files.pop("number"), dtype="int64", name="id")
@@ -484,7 +484,7 @@ class FolderIndex:
 
 
 def _nearest(vectors: np.ndarray, k: int) -> np.ndarray:
-    """The places (n, k) of the vectors of largest cosine to each of `vectors`, itself apart."""
+    """The places (n, k) of the `k` other vectors with the largest cosine to each vector."""
     everything = faiss.IndexFlatIP(vectors.shape[1])
     everything.add(vectors)
     parts = []
@@ -492,7 +492,7 @@ def _nearest(vectors: np.ndarray, k: int) -> np.ndarray:
         block = vectors[start : start + BLOCK]
         _, places = everything.search(block, k + 1)
         itself = np.arange(start, start + len(block))[:, None]
-        # Among many copies of an image it may not be found itself: then the last one goes.
+        # An image with many copies may not find itself: then its last neighbour is dropped.
         is_itself = places == itself
         is_itself[~is_itself.any(axis=1), -1] = True
         parts.append(places[~is_itself].reshape(len(block), k))
@@ -500,16 +500,16 @@ def _nearest(vectors: np.ndarray, k: int) -> np.ndarray:
 
 
 def _write_arrays(file: Path, **arrays: np.ndarray) -> None:
-    # By Python's file: given a path, faiss does not notice that the last bytes of an index did not
-    # fit on the disk.
+    # Through Python's file: given a path, faiss does not notice a disk that is full at the last
+    # bytes.
     with paths.written_whole(file) as temporary, temporary.open("wb") as opened:
         np.savez(opened, **arrays)  # type: ignore[arg-type]
 
 
 def _read_arrays(file: Path) -> dict[str, np.ndarray] | None:
-    """The arrays of a file; None where there is none, or it is damaged, of which it warns.
+    """The arrays of a file; None if it is missing or, with a warning, if it is damaged.
 
-    numpy writes a checksum of each array, and refuses one that does not fit.
+    NumPy writes a checksum of each array and checks it.
     """
     try:
         with np.load(file) as opened:
@@ -525,7 +525,7 @@ def _read_arrays(file: Path) -> dict[str, np.ndarray] | None:
 
 
 def _with_breadth(index: Any) -> Any:
-    """An approximate index that searches as far as is said above."""
+    """Set how far an approximate index searches: `PROBES` or `CANDIDATES`."""
     inner: Any = faiss.downcast_index(index.index)
     if isinstance(inner, faiss.IndexIVF):
         inner.nprobe = PROBES
@@ -535,9 +535,9 @@ def _with_breadth(index: Any) -> Any:
 
 
 def _model_hash(embedder: Embedder) -> str:
-    """A hash of what changes the vector of an image: weights, settings and image transform.
+    """A hash of all that determines an image's vector: weights, settings and image transform.
 
-    Where images lay that the model was trained on does not change it (`config.Run.identity`).
+    The folder of the training images does not change it (`config.Run.identity`).
     """
     weights = backbones.state_digest(embedder.model.state_dict())
     normalisation = [list(embedder.view.mean), list(embedder.view.std)]

@@ -1,7 +1,7 @@
-"""How well a metric space retrieves: accuracies, nearest neighbours, and differences in pairs.
+"""Retrieval evaluation: accuracies, nearest neighbours, and paired differences of models.
 
-Read `metrics` first, for what is measured; `search` finds the neighbours, and `statistics` says how
-much of a difference is chance.
+Read `metrics` first, which defines the accuracies; `search` finds the neighbours, and `statistics`
+estimates how much of a difference is chance.
 """
 
 from .arrays import evaluate, evaluate_files

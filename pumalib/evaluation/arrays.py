@@ -1,4 +1,4 @@
-"""Accuracies of embeddings that anybody made: from arrays, or from two files."""
+"""Accuracies of embeddings from any model, given as arrays or as two files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -14,11 +14,11 @@ from ..data.cells import check_cells, check_once, read_cells
 from .metrics import KS, scores
 from .search import as_vectors
 
-# The one dataset of labels that are given without datasets.
+# The name of the one dataset where none are given.
 ALONE = "all"
 # The columns that a file of labels may have.
 COLUMNS = ("path", "label", "dataset", "split")
-# The splits that it may name.
+# The splits that such a file may name.
 OF_TEST = ("query", "gallery", "test")
 
 
@@ -30,7 +30,7 @@ def evaluate(
     queries: Sequence | np.ndarray | None = None,
     gallery: Sequence | np.ndarray | None = None,
 ) -> pd.DataFrame:
-    """R@k, RP and MAP@R of embeddings (n, dim) with intervals: `pumalib.evaluate`."""
+    """R@k, RP and MAP@R of embeddings (n, dim) with intervals; see `pumalib.evaluate`."""
     vectors = as_vectors(vectors)
     if vectors.ndim != 2:
         raise ValueError(f"vectors of shape {tuple(vectors.shape)}; (n, dim) is needed")
@@ -55,9 +55,9 @@ def evaluate(
 
 
 def _flat(name: str, values: Any) -> np.ndarray:
-    """What somebody gives as a list, array, Series or tensor, as an array (n,).
+    """Convert a list, array, Series or tensor to an array (n,).
 
-    What is missing stays missing, where numpy makes "nan" of it.
+    A missing value stays missing; NumPy alone would turn it into the text "nan".
     """
     if isinstance(values, Tensor):
         values = values.detach().cpu().numpy()
@@ -73,14 +73,14 @@ def _flat(name: str, values: Any) -> np.ndarray:
 
 
 def _plain(value: Any) -> Any:
-    """A number instead of an array or tensor of no dimension."""
+    """Turn a 0-dimensional array or tensor into a number."""
     if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 0:
         return value.item()
     return value
 
 
 def _one_each(name: str, values: Any, count: int) -> np.ndarray:
-    """(count,) names of classes or datasets, one for each vector."""
+    """Check the names of classes or datasets, one per vector: (count,)."""
     given = _flat(name, values)
     if len(given) != count:
         raise ValueError(f"{len(given)} {name} for {count} vectors; one each is needed")
@@ -94,7 +94,7 @@ def _one_each(name: str, values: Any, count: int) -> np.ndarray:
 
 
 def _require_one_kind(name: str, given: np.ndarray) -> None:
-    """Raise ValueError where some names are text and others are not: 1 and "1" may be one class."""
+    """Raise ValueError if names mix text and numbers: 1 and "1" may be one class."""
     texts = [value for value in given if isinstance(value, str)]
     others = [value for value in given if not isinstance(value, str)]
     if texts and others:
@@ -103,7 +103,7 @@ def _require_one_kind(name: str, given: np.ndarray) -> None:
 
 
 def _chosen(name: str, rows: Any, count: int) -> np.ndarray:
-    """(count,) whether each row is among `rows`, numbers or truth values; None: all are."""
+    """(count,) whether `rows`, row numbers or booleans, choose each row; None: all are chosen."""
     if rows is None:
         return np.ones(count, dtype=bool)
     given = _numbers_or_truths(name, rows, count)
@@ -127,12 +127,12 @@ def _chosen(name: str, rows: Any, count: int) -> np.ndarray:
 
 
 def _numbers_or_truths(name: str, rows: Any, count: int) -> np.ndarray:
-    """What chooses rows; as many zeros and ones as there are rows are truth values."""
+    """`rows` as an array of numbers or booleans; a 0 or 1 for each row counts as booleans."""
     given = _flat(name, rows)
     missing = np.flatnonzero(pd.isna(given))
     if len(missing):
         raise ValueError(f"{name}: the value in place {missing[0]} is missing; fill it")
-    # Of pandas' nullable kinds come objects.
+    # pandas' nullable types become objects.
     given = np.asarray(given.tolist())
     is_number = given.dtype.kind in "iuf"
     if is_number and len(given) == count and np.isin(given, (0, 1)).all():
@@ -141,7 +141,7 @@ def _numbers_or_truths(name: str, rows: Any, count: int) -> np.ndarray:
 
 
 def _require_directions(vectors: Tensor, is_used: np.ndarray) -> None:
-    """Raise ValueError where a vector is zero: it has a cosine with none."""
+    """Raise ValueError if a used vector is zero: it has no cosine with any other."""
     is_zero = (vectors == 0).all(1).cpu().numpy()
     zero = np.flatnonzero(is_zero & is_used)
     if len(zero):
@@ -153,13 +153,13 @@ def _require_directions(vectors: Tensor, is_used: np.ndarray) -> None:
 
 
 def evaluate_files(vectors: Path, labels: Path | None = None) -> pd.DataFrame:
-    """`evaluate` of a file of vectors and one of labels.
+    """`evaluate` a file of vectors with a file of labels.
 
-    `vectors` is an .npz with `vectors` (n, dim) and, where labels are to be found by them, `paths`
-    (n,); or an .npy.  `labels` is a CSV with the column label, and path unless its lines are in the
-    order of the vectors; it may have the columns dataset, and split: query, gallery or test, which
-    is both.  Without it the folder of an image is its class.  Raises ValueError, which names the
-    file, for what does not fit; OSError where a file cannot be read.
+    `vectors` is an .npz with `vectors` (n, dim) and, to match labels by path, `paths` (n,); or an
+    .npy.  `labels` is a CSV with the column label, and path unless its lines are in the order of
+    the vectors; it may have the columns dataset, and split: query, gallery or test, which is both.
+    Without it the class of an image is its folder.  Raises ValueError, which names the file, if the
+    files do not fit each other; OSError if one cannot be read.
     """
     embedded, names = _read_vectors(vectors)
     if labels is None:
@@ -189,7 +189,7 @@ def evaluate_files(vectors: Path, labels: Path | None = None) -> pd.DataFrame:
 
 
 def _classes_by_folder(file: Path, names: np.ndarray) -> list[str]:
-    """The folder of each image; ValueError where that is no class."""
+    """The class of each image, its folder; ValueError if the folders are no classes."""
     remedy = "name a file of labels too"
     classes = [PurePath(name).parent.as_posix() for name in names]
     if "." in classes:
@@ -203,11 +203,11 @@ def _classes_by_folder(file: Path, names: np.ndarray) -> list[str]:
 
 
 def _read_vectors(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """The vectors of a file, and their paths where it has them."""
+    """The vectors of a file, and their paths or None."""
     if file.exists() and not file.is_file():
         raise ValueError(f"{file} is no file of numpy: it is a folder, a pipe or a device")
     try:
-        # Mapped: a header that says terabytes is refused before they are asked for.
+        # Mapped: a header that claims terabytes is refused before they are allocated.
         content = np.load(file, mmap_mode="r")
     except ValueError as error:
         raise ValueError(f"{file} is no file of numpy: {error}") from None
@@ -219,7 +219,7 @@ def _read_vectors(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _read_labels(file: Path) -> pd.DataFrame:
-    """The lines of a file of labels, indexed by their numbers; ValueError at the first bad one."""
+    """The lines of a file of labels, indexed by line number; ValueError at the first bad line."""
     table = read_cells(file)
     if "label" not in table:
         expected = f"label, and any of {', '.join(COLUMNS)}"
@@ -239,7 +239,7 @@ def _read_labels(file: Path) -> pd.DataFrame:
 
 
 def _require_no_outer_blanks(file: Path, names: pd.Series) -> None:
-    """Raise ValueError where a name ends in a blank: "cat " and "cat" would be two classes."""
+    """Raise ValueError if a name begins or ends with a blank: "cat " and "cat" would differ."""
     padded = names[names != names.str.strip()]
     if len(padded):
         what = f"{file}, line {padded.index[0]}: {names.name} {padded.iloc[0]!r}"

@@ -6,9 +6,9 @@ For a query with R relevant images (same dataset and same class, the query itsel
     RP     relevant images among the R nearest, divided by R
     MAP@R  1/R times the sum over i <= R of precision@i x [the i-th nearest is relevant]
 
-RP and MAP@R as in Musgrave et al., "A Metric Learning Reality Check", ECCV 2020.  A query without
-a relevant image is left out and counted.  The query is removed by its row: a duplicate of it stays
-in the gallery.
+RP and MAP@R as in Musgrave et al., "A Metric Learning Reality Check", ECCV 2020.  Queries without a
+relevant image are excluded and counted.  Only the query's own row is removed from the gallery: a
+duplicate of it stays there.
 """
 
 import base64
@@ -24,29 +24,30 @@ from ..progress import bar
 from .search import Distance, Found, Space, make_space, search
 from .statistics import OVERALL, resampled
 
-# Of R@k in the paper's tables.
+# The k of R@k in the paper's tables.
 KS = (1, 2, 4, 8, 10, 20, 100)
-# Most queries have a hit among so many neighbours; only the others need a larger k of R@k.
+# First look at this many neighbours: most queries have a relevant one among them, and only the
+# others need as many as the largest k of R@k.
 SHALLOW = 8
-# A search that takes longer, in seconds, shows how far it is.
+# Seconds after which a search shows a progress bar.
 BAR_AFTER = 10
-# The rank of a first hit that was not found.
+# The rank of the first hit where none was found.
 NEVER = 2**32
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What each query scored: per dataset, in the order of the table, and for "unified"."""
+    """The scores of each query, by dataset in the order of the table, and for "unified"."""
 
     metrics: tuple[str, ...]  # the columns of `values`
-    values: dict[str, np.ndarray]  # (queries, metrics) float64, a class's queries side by side
-    classes: dict[str, np.ndarray]  # (queries,) a number for the class of each
+    values: dict[str, np.ndarray]  # (queries, metrics) float64, grouped by class
+    classes: dict[str, np.ndarray]  # (queries,) the class of each as a number
     excluded: dict[str, int]  # number of queries without a relevant image
 
     def packed(self) -> dict[str, dict[str, str]]:
-        """By dataset, and as `pack` writes them: `hits`, the R@1 of each query, and `classes`.
+        """`hits`, the R@1 of each query, and `classes`, by dataset, each as text by `pack`.
 
-        A query has a 1 in `classes` where it is the first of its class.
+        In `classes` the first query of each class has a 1, the others a 0.
         """
         r_at_1 = self.metrics.index("R@1")
         hits = {name: pack(values[:, r_at_1]) for name, values in self.values.items()}
@@ -56,11 +57,11 @@ class Scores:
         return {"hits": hits, "classes": first}
 
     def table(self, bootstrap: int = 1000, seed: int = 0) -> pd.DataFrame:
-        """Means, as fractions, and 95 % percentile intervals of `bootstrap` resampled classes.
+        """Mean scores as fractions, with 95 % percentile intervals of `bootstrap` class resamples.
 
         A row per dataset, `unified` (all queries against all galleries) and `harmonic` (Sec. 5.1).
-        Columns: the metrics, `<metric>_low`, `<metric>_high` (NaN where `bootstrap` is 0),
-        `queries` (those that count) and `excluded` (the others).
+        Columns: the metrics, `<metric>_low`, `<metric>_high` (NaN if `bootstrap` is 0), `queries`
+        (the number scored) and `excluded` (the number without a relevant image).
         """
         samples = resampled(self.values, self.classes, bootstrap, seed)
         # (rows, 1 + bootstrap, metrics)
@@ -76,21 +77,21 @@ class Scores:
             table[f"{metric}_high"] = bounds[1][:, column]
 
         counts = {name: (len(values), self.excluded[name]) for name, values in self.values.items()}
-        # The last row is `harmonic`, which is over the same queries as `unified`.
+        # The last row is `harmonic`, which has the same queries as `unified`.
         table[["queries", "excluded"]] = [*counts.values(), counts["unified"]]
         return table
 
 
 def pack(bits: np.ndarray) -> str:
-    """0 or 1 of every query, a bit each, as base64 text."""
+    """Pack the 0 or 1 of every query into bits, as base64 text."""
     return base64.b64encode(np.packbits(np.asarray(bits, bool)).tobytes()).decode()
 
 
 def unpack(text: str, count: int) -> np.ndarray:
-    """(count,) 0 or 1: what `pack` wrote; ValueError where it is not of so many."""
+    """Unpack text from `pack`: (count,) 0 or 1; ValueError if it has another length."""
     packed = base64.b64decode(text, validate=True)
     if len(packed) != -(-count // 8):
-        # Of fewer bits numpy would make the rest of what the memory held before.
+        # NumPy would fill missing bits with whatever was in memory.
         raise ValueError(f"{len(packed)} bytes are not the bits of {count:,} queries")
     return np.unpackbits(np.frombuffer(packed, np.uint8), count=count)
 
@@ -105,12 +106,12 @@ def scores(
 ) -> Scores:
     """R@k, RP and MAP@R of every query that has a relevant image.
 
-    `embeddings` (n, D) have a row per row of the test table `images`: `dataset`, `label`, `split`,
-    "test" being query and gallery.  `distance` is "cosine" (embeddings are L2-normalised here) or a
-    function of float64 (q, D) and (g, D) as they are that returns distances (q, g).  `device`:
-    where to search; None: where the embeddings are.
+    `embeddings` (n, D) have a row for each row of the test table `images`, with the columns
+    `dataset`, `label` and `split` ("test" is query and gallery).  `distance` is "cosine", which
+    L2-normalises the embeddings, or a function of float64 (q, D) and (g, D), not normalised, that
+    returns distances (q, g).  `device`: where to search; None: where the embeddings are.
 
-    Raises ValueError, which names what of the arguments does not fit.
+    Raises ValueError, which names the argument that does not fit.
     """
     space = make_space(embeddings, images, distance, device)
     if not ks or min(ks) < 1:
@@ -132,7 +133,7 @@ def scores(
     excluded = {}
     for code, name in enumerate(names):
         mine = dataset[counted] == code
-        # Those of whose nearest in all datasets too few were of their own.
+        # Queries with too few neighbours of their own dataset among the nearest of all datasets.
         missing = np.flatnonzero(mine & np.isnan(own[:, 0]))
         own_gallery = gallery[dataset[gallery] == code]
         own[missing] = _accuracies(space, labels, counted[missing], own_gallery, ks)[1]
@@ -147,7 +148,7 @@ def scores(
 
 
 def _require_names(images: pd.DataFrame) -> None:
-    """Raise ValueError where a dataset or label is missing, or called like an overall accuracy."""
+    """Raise ValueError if a dataset or label is missing, or named like an overall accuracy."""
     for column in ("dataset", "label"):
         is_empty = images[column].isna() | (images[column] == "")
         missing = np.flatnonzero(is_empty)
@@ -165,17 +166,17 @@ def _require_names(images: pd.DataFrame) -> None:
 
 @dataclass(frozen=True)
 class Labels:
-    """What is known of each row of the test table, (n,) each."""
+    """Dataset, class and R of each row of the test table, (n,) each."""
 
-    dataset: np.ndarray  # a number
-    classes: np.ndarray  # a number, unlike for classes of different datasets
-    relevant: np.ndarray  # R, as a query
+    dataset: np.ndarray  # the dataset as a number
+    classes: np.ndarray  # the class as a number, unique over all datasets
+    relevant: np.ndarray  # R of the row as a query
 
 
 def relevant_count(classes: np.ndarray, split: np.ndarray) -> np.ndarray:
-    """R of each row as a query: the gallery's images of its class without the query itself.
+    """R of each row as a query: the gallery images of its class, without the query itself.
 
-    `classes` (n,) are numbers, unlike for classes of different datasets.
+    `classes` (n,) are numbers, unique over all datasets.
     """
     in_gallery = split != "query"
     of_class = np.bincount(classes[in_gallery], minlength=classes.max() + 1)
@@ -184,9 +185,10 @@ def relevant_count(classes: np.ndarray, split: np.ndarray) -> np.ndarray:
 
 
 def _that_count(queries: np.ndarray, labels: Labels) -> np.ndarray:
-    """Queries with a relevant image: datasets, and in them classes, in the order they first come.
+    """The queries with a relevant image, grouped by dataset, then by class.
 
-    The queries of a class are in the order of the table.
+    Datasets and classes are in the order of their first rows, the queries of a class in the order
+    of the table.
     """
     counted = queries[labels.relevant[queries] > 0]
     order = np.lexsort((labels.classes[counted], labels.dataset[counted]))
@@ -194,7 +196,7 @@ def _that_count(queries: np.ndarray, labels: Labels) -> np.ndarray:
 
 
 def _require_all(names: pd.Index, counted: np.ndarray) -> None:
-    """Raise ValueError unless every dataset, a number of `names`, is among the `counted`."""
+    """Raise ValueError unless each dataset of `names` is in `counted`, by number."""
     alone = np.setdiff1d(np.arange(len(names)), counted)
     if len(alone):
         name = min(names[alone])
@@ -205,25 +207,25 @@ def _require_all(names: pd.Index, counted: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class Ranked:
-    """The neighbours of q queries, nearest first.
+    """The m neighbours of each of q queries, nearest first.
 
-    Some of the m do not count, of another dataset or not proven: these are no hits, and do not
+    Some neighbours do not count (another dataset, or not proven): they are no hits and do not
     raise the rank.
     """
 
-    rank: np.ndarray  # (q, m) the place of each among those that count, from 1
+    rank: np.ndarray  # (q, m) the place of each among the neighbours that count, from 1
     hit: np.ndarray  # (q, m) whether it counts and is relevant
     relevant: np.ndarray  # (q,) R
 
     def tells(self, deepest: int) -> np.ndarray:
-        """(q,) whether they are enough for RP, MAP@R and R@k to k = `deepest`."""
+        """(q,) whether the neighbours suffice for RP, MAP@R and R@k up to k = `deepest`."""
         count = self.rank[:, -1]
         all_recalls = self.hit.any(axis=1) | (count >= deepest)
         return (count >= self.relevant) & all_recalls
 
 
 def first_hit(ranked: Ranked) -> np.ndarray:
-    """(q,) the rank of the first hit: R@k is whether it is at most k."""
+    """(q,) the rank of the first hit; R@k is 1 if it is at most k."""
     return np.where(ranked.hit, ranked.rank, NEVER).min(axis=1)
 
 
@@ -237,7 +239,7 @@ def map_at_r(ranked: Ranked) -> np.ndarray:
     """(q,) MAP@R: the precision at each hit among the R nearest, summed and divided by R."""
     within = ranked.hit & (ranked.rank <= ranked.relevant[:, None])
     precision = within.cumsum(axis=1) / np.maximum(ranked.rank, 1)
-    # Added by torch: numpy adds in another order, which changes last bits of what is kept.
+    # Added by torch: NumPy's order of addition would change the last bits of kept results.
     total = torch.from_numpy(precision * within).sum(1).numpy()
     return total / ranked.relevant
 
@@ -247,7 +249,7 @@ def _accuracies(
 ) -> tuple[np.ndarray, np.ndarray]:
     """R@k, RP and MAP@R, (queries, ks + 2): in all of `gallery`, and in each query's own dataset.
 
-    The second is NaN where too few of the neighbours that were found are of the query's dataset.
+    The second is NaN for queries with too few neighbours of their own dataset among those found.
     """
     unified = np.full((len(queries), len(ks) + 2), np.nan)
     own = unified.copy()
@@ -255,7 +257,7 @@ def _accuracies(
     for least in sorted({min(SHALLOW, deepest), deepest}):
         todo = np.flatnonzero(np.isnan(unified[:, 0]))
         k = np.maximum(labels.relevant[queries[todo]], least)
-        # Most evaluations end before it is shown.
+        # Most evaluations end before the bar is shown.
         with bar(total=len(todo), desc="searching", unit="query", delay=BAR_AFTER) as progress:
             for found in search(space, queries[todo], gallery, k):
                 rows = todo[found.queries]
@@ -267,7 +269,7 @@ def _accuracies(
 
 
 def _ranked(found: Found, queries: np.ndarray, labels: Labels) -> tuple[Ranked, Ranked]:
-    """What was found for `queries`: among all images, and among those of their own dataset."""
+    """Rank what was found for `queries`: among all images, and within their own dataset."""
     hit = found.proven & (labels.classes[found.rows] == labels.classes[queries, None])
     same_dataset = labels.dataset[found.rows] == labels.dataset[queries, None]
     relevant = labels.relevant[queries]
@@ -277,7 +279,7 @@ def _ranked(found: Found, queries: np.ndarray, labels: Labels) -> tuple[Ranked, 
 
 
 def _measured(ranked: Ranked, ks: Sequence[int]) -> np.ndarray:
-    """(q, ks + 2) R@k, RP and MAP@R; NaN for a query of which too few neighbours are known."""
+    """(q, ks + 2) R@k, RP and MAP@R; NaN for a query with too few known neighbours."""
     first = first_hit(ranked)
     columns = [first <= k for k in ks]
     columns += [r_precision(ranked), map_at_r(ranked)]

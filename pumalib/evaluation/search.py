@@ -1,15 +1,16 @@
 """Exact nearest neighbours: the order of float64, mostly at the speed of float32.
 
-Neighbours are ordered by float64, and ties stand in the order of the table.  On a CPU few cosines
-need to be computed in float64 for that, since the error of a float32 product has a bound:
+Neighbours are ordered by float64 similarity, ties by their row of the table.  On a CPU only a few
+cosines must be computed in float64, since the error of a float32 product is bounded:
 
-1. faiss finds by float32 products a few more neighbours than are needed.
-2. Those that are too near each other to tell their order are scored again in float64.
-3. A neighbour is *proven* where nothing that faiss left out can be above it.  A query with too few
-   proven neighbours (duplicates, collapsed embeddings) is searched in float64 as a whole.
+1. faiss finds a few more neighbours than needed, by float32 products.
+2. Neighbours that are too close for float32 to order are scored again in float64.
+3. A neighbour is *proven* if no image that faiss left out can be nearer.  A query with too few
+   proven neighbours (duplicates, collapsed embeddings) is searched again, all in float64.
 
-Threads share the queries and never a step: on a busy machine each of many small shared steps waits
-for the thread that is not running, and the search takes several times as long.
+Each thread works on its own queries.  If threads shared the many small steps of one query, each
+step would wait, on a busy machine, for a thread that is not running, and the search would take
+several times as long.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,43 +30,43 @@ from ..data import check_known
 # "cosine", or a function of float64 (q, D) and (g, D) that returns distances (q, g).
 Distance = str | Callable[[Tensor, Tensor], Tensor]
 
-# Queries that share a list length: for each faiss finds as many neighbours as one of them needs.
+# Queries per block: faiss finds for each as many neighbours as the largest k of its block needs.
 QUERIES = 4096
-# A thread gives to faiss at once so many numbers (queries x dimensions), and so many queries at
-# least.  With fewer numbers than 128,000 faiss 1.15 uses no matrix products.
+# A call of faiss gets at least this many numbers (queries x dimensions), and at least this many
+# queries.  With fewer numbers than 128,000 faiss 1.15 uses no matrix products.
 LEAST_NUMBERS = 2**17
 LEAST_QUERIES = 256
-# Of a query that needs more neighbours nearly all are too near each other for float32: it is
-# searched in float64 at once, with few similarities held, as each is followed by many neighbours.
+# A query that needs more neighbours than this is searched in float64 at once: float32 could order
+# only few of them.  Its blocks hold fewer similarities, as the many neighbours need memory too.
 DEEP = 1500
 DEEP_BLOCK = 2**22
-# Neighbours that faiss finds beyond those needed.
+# Extra neighbours that faiss finds beyond the needed ones.
 SPARE = 8
-# Pairs that are scored again at once: their vectors should fit a processor's cache.
+# Pairs scored again at a time: their vectors should fit into a processor's cache.
 PAIRS = 512
-# Similarities held at once: 8 bytes each, about three times that at the peak.
+# Similarities in memory at once: 8 bytes each, about three times that at the peak.
 BLOCK = 2**24
 
-# A key holds how near an image of the gallery is, and which one it is, in one int64.
-# A larger key is nearer, and among equally near images the first of the table has the largest key:
+# A key packs the similarity of a gallery image and its row of the table into one int64.  A larger
+# key is nearer, and among equally near images the first of the table has the largest key:
 #
 #     bit 63                            32 31                             0
 #        +--------------------------------+--------------------------------+
 #        | similarity: a signed integer   | 2**32 - 1 - row of the table   |
 #        +--------------------------------+--------------------------------+
 #
-# The similarity is a cosine in steps of 2**-30, or the reversed order of a float32 distance: the
-# last bits of a float64 product depend on the shapes of its factors, and duplicates must tie.
+# The similarity is a cosine in steps of 2**-30, or the reversed order of a float32 distance.  It is
+# rounded so that duplicates tie: the last bits of a float64 product depend on its factors' shapes.
 # The order of keys is the order of neighbours, so that any sort and any top-k is exact.
 LAST_ROW = 2**32 - 1
 STEPS = 2.0**30
-# The similarity of a query to itself, which is no neighbour: below all others.
+# The similarity of a query to itself, below all others: a query is not its own neighbour.
 ITSELF = -(2**31)
 
 
 @dataclass(frozen=True)
 class Space:
-    """Embeddings, and how they are compared."""
+    """Embeddings and the distance that compares them."""
 
     embeddings: Tensor  # (n, D) float64; of unit length for "cosine"
     distance: Distance
@@ -75,9 +76,9 @@ class Space:
 class Found:
     """The neighbours of some of the queries of a search."""
 
-    queries: np.ndarray  # (q,) positions in the queries that were asked for
+    queries: np.ndarray  # (q,) positions in the queries of the search
     rows: np.ndarray  # (q, m) rows of the table, nearest first, ties in the order of the table
-    proven: np.ndarray  # (q, m) True for the first ones, which surely stand in their place
+    proven: np.ndarray  # (q, m) True for the first ones, whose order is certain
 
 
 def neighbours(
@@ -92,16 +93,16 @@ def neighbours(
 ) -> np.ndarray:
     """Positions in `images` of each query's k nearest gallery images, nearest first (Fig. 9).
 
-    `queries` are positions too; the result is (len(queries), k).  `within_dataset` searches the
-    query's own dataset only, else every gallery.  Everything else is as of `metrics.scores`.
-    Raises ValueError also where fewer than k images are there besides the query.
+    `queries` are positions too; the result is (len(queries), k).  `within_dataset`: search only the
+    query's own dataset, not all datasets.  The other arguments and errors are those of
+    `metrics.scores`.  Also raises ValueError if there are fewer than k images besides the query.
     """
     space = make_space(embeddings, images, distance, device)
     queries = np.asarray(queries)
     if queries.dtype.kind not in "iu":
         raise ValueError(f"queries are {queries.dtype}; positions are needed, as of np.flatnonzero")
     if len(np.unique(queries)) < len(queries):
-        # Mostly they are zeros and ones that stand for False and True.
+        # Usually these are zeros and ones that mean False and True.
         what = "queries name a position more than once"
         raise ValueError(f"{what}; give each once, as np.flatnonzero does")
     dataset = np.full(len(images), "all")
@@ -125,10 +126,10 @@ def neighbours(
 
 
 def make_space(embeddings: Any, images: pd.DataFrame, distance: Distance, device: Any) -> Space:
-    """The embeddings as they are compared.
+    """Check the embeddings and prepare them for comparison.
 
-    `embeddings` (n, D), an array or a tensor, have a row per row of `images`.  `device`: where to
-    search; None: where the embeddings are.  Raises ValueError, which names what does not fit.
+    `embeddings` (n, D), an array or a tensor, have a row for each row of `images`.  `device`: where
+    to search; None: where the embeddings are.  Raises ValueError, which names what does not fit.
     """
     if isinstance(distance, str):
         check_known("distance", [distance], ("cosine", "a function"))
@@ -142,7 +143,7 @@ def make_space(embeddings: Any, images: pd.DataFrame, distance: Distance, device
 
     device = torch.device(device or vectors.device)
     if device.type == "mps":
-        # It has no float64.
+        # MPS has no float64.
         device = torch.device("cpu")
     vectors = vectors.to(device)
     _require_finite(vectors, images)
@@ -153,9 +154,9 @@ def make_space(embeddings: Any, images: pd.DataFrame, distance: Distance, device
 
 
 def _of_usual_size(vectors: Tensor) -> Tensor:
-    """Rows in their directions, so large that `normalize` does not take them for zero.
+    """Rescale tiny and huge rows, so that `normalize` neither zeroes nor overflows them.
 
-    Nor may the squares of huge ones be infinite.  All other rows stay as they are, to the last bit.
+    All other rows stay as they are, to the last bit.
     """
     largest = torch.linalg.vector_norm(vectors, torch.inf, dim=1, keepdim=True)
     outside = ((largest < 1e-12) & (largest > 0)) | (largest > 1e100)
@@ -165,7 +166,7 @@ def _of_usual_size(vectors: Tensor) -> Tensor:
 
 
 def as_vectors(embeddings: Any) -> Tensor:
-    """Embeddings of any kind as a tensor; ValueError where they are no real numbers."""
+    """Convert embeddings of any kind to a tensor; ValueError if they are no real numbers."""
     if isinstance(embeddings, Tensor):
         vectors = embeddings.detach()
     else:
@@ -192,14 +193,15 @@ def _require_finite(vectors: Tensor, images: pd.DataFrame) -> None:
 def search(
     space: Space, queries: np.ndarray, gallery: np.ndarray, k: np.ndarray
 ) -> Iterator[Found]:
-    """Search `queries` in `gallery`, both rows of the table, for `k` (len(queries),) neighbours.
+    """Find the `k` (len(queries),) nearest neighbours of `queries` in `gallery`, both table rows.
 
-    Yields every query once, in blocks.  Of each, k neighbours are proven, or all there are.
+    Yields every query once, in blocks.  For each, at least k neighbours are proven, or all that
+    exist.
     """
     if len(queries) == 0:
         return
     k = np.minimum(k, len(gallery) - np.isin(queries, gallery))
-    # By k, so that no list of a block is much longer than its query needs.
+    # Sorted by k, so that no query of a block finds many more neighbours than it needs.
     queue = np.argsort(k, kind="stable")
 
     if space.distance == "cosine" and space.embeddings.device.type == "cpu":
@@ -224,11 +226,11 @@ def _in_float64(
     *,
     similarities: int,
 ) -> Iterator[Found]:
-    """What float64 finds for the queries of `queue`, in which k grows, in blocks of so many."""
+    """Search the queries of `queue`, sorted by k, in float64, `similarities` at a time."""
     if len(queue) == 0:
         return
     rows = torch.as_tensor(gallery, device=space.embeddings.device)
-    # Once for all blocks: they may be a gigabyte.
+    # Selected once for all blocks: it may be a gigabyte.
     references = space.embeddings[rows]
     for part in _blocks(queue, max(1, similarities // len(gallery))):
         found, proven = _by_float64(space, queries[part], rows, references, int(k[part[-1]]))
@@ -243,7 +245,7 @@ def _blocks(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
 def _by_float32(
     space: Space, queries: np.ndarray, gallery: np.ndarray, k: np.ndarray, queue: np.ndarray
 ) -> Iterator[Found]:
-    """What float32 finds for the queries of `queue`, in which k grows, and what it proves."""
+    """Search the queries of `queue`, sorted by k, in float32, and mark the proven neighbours."""
     vectors = space.embeddings.numpy()
     references = vectors[gallery].astype(np.float32)
     size = max(LEAST_QUERIES, LEAST_NUMBERS // vectors.shape[1])
@@ -272,7 +274,7 @@ def _nearest(
     references: np.ndarray,
     count: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The (q, count) nearest rows by float32, in the order of float64; and which are proven.
+    """The (q, count) nearest rows by float32, ordered by float64, and which are proven.
 
     `references` are the `vectors` of the gallery in float32.
     """
@@ -290,14 +292,14 @@ def _nearest(
     similarity = _similarity(keys)
     proven = similarity > ITSELF
     if count < len(gallery):
-        # No cosine that faiss left out is above this.
+        # No image that faiss left out has a larger cosine than this.
         highest = products[:, -1:] + error
         proven = similarity > np.ceil(highest * STEPS)
     return _row(keys), proven
 
 
 def _error(dim: int) -> float:
-    """The most by which a float32 product of unit vectors, rounded to float32, is off.
+    """The largest error of a float32 product of unit vectors that are rounded to float32.
 
     Higham, Accuracy and Stability of Numerical Algorithms, Sec. 3.1.
     """
@@ -307,11 +309,11 @@ def _error(dim: int) -> float:
 def _ordered(
     vectors: np.ndarray, queries: np.ndarray, rows: np.ndarray, products: np.ndarray, error: float
 ) -> np.ndarray:
-    """`products` (q, m), descending along a line, but cosines by float64 where it matters.
+    """Replace `products` (q, m), sorted descending in each row, by float64 cosines where needed.
 
-    It matters where two neighbours are so near each other that float32 cannot tell their order.
-    Everywhere else a product, as its cosine, is at least a step from what else is in its line, and
-    from the most that a cosine beyond the last can be.
+    That is where two neighbours are too close for float32 to order them.  Every other product, and
+    its cosine, differs by at least a step from the others of its row, and from the largest cosine
+    that an image beyond the last one can have.
     """
     apart = 2 * error + 2 / STEPS
     close = products[:, :-1] - products[:, 1:] <= apart
@@ -326,9 +328,9 @@ def _ordered(
 
 
 def _cosines(vectors: np.ndarray, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The cosine of each pair of rows, (pairs,), by float64.
+    """The float64 cosine of each pair of rows, (pairs,).
 
-    einsum adds in one order whatever the shapes are, so that duplicates have the same.
+    einsum adds in the same order for all shapes, so that duplicates have equal cosines.
     """
     found = [np.empty(0)]
     for pairs in _blocks(np.arange(len(rows)), PAIRS):
@@ -339,7 +341,7 @@ def _cosines(vectors: np.ndarray, queries: np.ndarray, rows: np.ndarray) -> np.n
 def _by_float64(
     space: Space, queries: np.ndarray, rows: Tensor, references: Tensor, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The (q, count) nearest of `rows`, and which are neighbours: all but a query itself.
+    """The (q, count) nearest of `rows`, and which are neighbours: all except the query itself.
 
     `references` are the vectors of `rows`.
     """
@@ -355,7 +357,7 @@ def _by_float64(
 
 
 def _distances(distance: Callable, queries: Tensor, references: Tensor) -> Tensor:
-    """What the function returns; a ValueError says what is wrong with it."""
+    """Call the distance function and check its result; ValueError for a wrong shape or value."""
     found = distance(queries, references)
     expected = (len(queries), len(references))
     if found.shape != expected or not found.isfinite().all():
@@ -368,16 +370,16 @@ def _distances(distance: Callable, queries: Tensor, references: Tensor) -> Tenso
 
 
 def _reversed_order(distances: Tensor) -> Tensor:
-    """Integers of 32 bits that are larger where a distance, in float32, is smaller."""
-    # Adding 0.0 makes 0.0 of -0.0.
+    """32-bit integers that reverse the order of the distances in float32."""
+    # Adding 0.0 turns -0.0 into 0.0.
     bits = (distances.float() + 0.0).view(torch.int32).long()
-    # The bits of positive floats are in their order, those of negative ones in the reversed order.
+    # As integers, the bits of positive floats sort like the floats, of negative ones in reverse.
     ascending = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return -ascending
 
 
 def _key(similarity: Any, rows: Any) -> Any:
-    """Keys of arrays or tensors of int64."""
+    """The keys of int64 arrays or tensors."""
     return (similarity << 32) + (LAST_ROW - rows)
 
 

@@ -1,7 +1,7 @@
-"""Chance in accuracies: the bootstrap over classes, the spread over seeds, contrasts in pairs.
+"""Chance in accuracies: bootstrap over classes, spread over seeds, paired contrasts of models.
 
-Read `contrast` first.  Two errors are in it, and add: that of the test classes, by bootstrap, and
-that of the seeds, of which a few runs alone say little: `pooled_spreads` lets rows help each other.
+Read `contrast` first.  It adds two errors: that of the test classes, by bootstrap, and that of the
+seeds.  A few seeds estimate their own spread poorly, so `pooled_spreads` pools it over rows.
 """
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -13,17 +13,17 @@ import numpy as np
 import pandas as pd
 from scipy import special, stats
 
-# The rows of a table that are over all datasets.
+# The rows of a table that summarise all datasets.
 OVERALL = ("unified", "harmonic")
 # Unified accuracy where each dataset counts by a given share.
 WEIGHTED = "weighted unified"
-# What is no dataset: the columns and rows besides those of single datasets.
+# Names of columns and rows that are not single datasets.
 NOT_DATASETS = (*OVERALL, "large", "small", "small - large", WEIGHTED)
 # Resamples behind a difference's interval.
 BOOTSTRAP = 1000
-# A row is unstable if its seeds lie farther apart than those of one stable row in a hundred.
+# A row is unstable if its seeds vary more than those of 99 % of stable rows.
 UNSTABLE = 0.01
-# Of the search for stable rows, which settles after three or four.
+# The most rounds of the search for stable rows, which settles after three or four.
 ROUNDS = 100
 
 Row = TypeVar("Row", bound=Hashable)
@@ -33,9 +33,9 @@ Hits = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Averages:
-    """What is averaged over datasets besides unified and harmonic accuracy."""
+    """Which averages over datasets to compute besides unified and harmonic accuracy."""
 
-    # Their mean, that of the other datasets, and "small - large".
+    # Large datasets: gives their mean, the mean of the others, and "small - large".
     large: tuple[str, ...] = ()
     # For each of these datasets the harmonic mean of the others, "harmonic without <dataset>".
     without: tuple[str, ...] = ()
@@ -45,19 +45,19 @@ class Averages:
 
 @dataclass(frozen=True)
 class Spread:
-    """How far the accuracies of a row lie apart from seed to seed, by column of a comparison."""
+    """The variance of a row's accuracies over seeds, by column of a comparison."""
 
     variance: pd.Series  # of one seed
     freedom: pd.Series  # degrees of freedom of the variance
-    # Where seeds can be chosen for each dataset by itself: the mean over all choices.
+    # If members of an ensemble can combine any seeds: the mean over all combinations.
     value: pd.Series = field(default_factory=lambda: pd.Series(dtype=float))
 
 
 @dataclass(frozen=True)
 class Term:
-    """A row of a contrast: its hits by seed, how often it counts, and what is known of its seeds.
+    """A row of a contrast: its hits by seed, its sign, and the spread of its seeds.
 
-    Without `spread` the seeds' error is that of the contrast itself, seed by seed.
+    Without `spread`, the seeds' error is estimated from the contrast itself, seed by seed.
     """
 
     hits: Mapping[int, Hits]
@@ -69,18 +69,18 @@ class Term:
 
 
 def harmonic_mean(accuracies: np.ndarray) -> np.ndarray:
-    """Over the first axis; 0 where one accuracy is 0 (Sec. 5.1)."""
+    """The harmonic mean over the first axis; 0 where one accuracy is 0 (Sec. 5.1)."""
     with np.errstate(divide="ignore"):
         return len(accuracies) / (1 / np.asarray(accuracies, dtype=float)).sum(0)
 
 
 def averaged(own: Mapping[str, Any], averages: Averages = Averages()) -> dict[str, Any]:
-    """Averages over datasets, by name, of `own` accuracies: numbers or arrays of one shape.
+    """Averages, by name, of the datasets' `own` accuracies: numbers or arrays of one shape.
 
-    `harmonic`; where some but not all datasets are large `large`, `small` and `small - large`; and
-    a harmonic mean without each of the datasets that `averages` names.
+    `harmonic`; `large`, `small` and `small - large` if some but not all datasets are large; and
+    for each dataset in `averages.without` the harmonic mean of the others.
 
-    Raises ValueError where it names one that there is not, or the only one.
+    Raises ValueError if `averages.without` names an unknown dataset, or the only one.
     """
     means = {"harmonic": harmonic_mean(np.stack(list(own.values())))}
     of_large = [accuracy for name, accuracy in own.items() if name in averages.large]
@@ -107,13 +107,14 @@ def resampled(
     seed: int = 0,
     averages: Averages = Averages(),
 ) -> dict[str, np.ndarray]:
-    """Means over the queries of each dataset, (1 + bootstrap, columns): as they are, and resampled.
+    """Mean over the queries of each dataset, then of each resample: (1 + bootstrap, columns).
 
-    `values` has by dataset (queries, columns), and last "unified", the queries of all datasets in
-    their order; `classes` likewise the class (queries,) of each.  Classes are drawn with
-    replacement, with all their queries: queries of a class are alike, classes are independent.
-    Where they are not either, `classes` has the numbers of larger groups, which are drawn instead.
-    "unified" is drawn with the datasets' classes.  Last come those of `averaged` and `WEIGHTED`.
+    `values` has for each dataset (queries, columns), and last "unified", the queries of all
+    datasets in order; `classes` has the class of each query, (queries,), likewise.  A resample
+    draws classes with replacement, each with all its queries: queries of a class are alike, classes
+    are independent.  If classes are not independent either, `classes` numbers larger groups
+    instead.  "unified" uses the classes drawn for the datasets.  The averages of `averaged` and
+    `WEIGHTED` come last.
     """
     means = {}
     weights: dict[str, np.ndarray] = {}
@@ -133,14 +134,14 @@ def resampled(
 
 @lru_cache(32)  # comparisons of a study share them
 def _weights(count: int, bootstrap: int, seed: int, place: int) -> np.ndarray:
-    """(1 + bootstrap, count) how often each class counts: once, then as drawn with replacement."""
+    """(1 + bootstrap, count) the weight of each class: 1, then how often each resample draws it."""
     rng = np.random.default_rng((seed, place))
     drawn = rng.multinomial(count, np.full(count, 1 / count), bootstrap)
     return np.concatenate([np.ones((1, count)), drawn])
 
 
 def _weighted_means(weight: np.ndarray, values: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """(samples, columns) means of `values` (queries, columns), each class as often as it counts."""
+    """(samples, columns) means of `values` (queries, columns), weighted by class."""
     _, codes = np.unique(classes, return_inverse=True)
     queries = np.ones(len(values))
     sums = [np.bincount(codes, column) for column in (*values.T, queries)]
@@ -154,9 +155,9 @@ def _by_shares(
     weights: Mapping[str, np.ndarray],
     shares: Mapping[str, float],
 ) -> np.ndarray:
-    """Unified accuracy (samples, columns) as if the queries were the datasets' by these shares.
+    """Unified accuracy (samples, columns) with each dataset's queries weighted by its share.
 
-    Every query is searched among all images, as they are.
+    The gallery is not weighted: every query is searched among all images.
     """
     if set(shares) != set(weights) or min(shares.values()) < 0 or sum(shares.values()) <= 0:
         raise ValueError(
@@ -173,10 +174,11 @@ def _by_shares(
 
 
 def interval(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str, float]:
-    """Mean and sd over seeds of `values` (seeds,) with a 95 % interval.
+    """Mean and sd over seeds of `values` (seeds,), with a 95 % interval.
 
-    `low` and `high` (seeds,) are each seed's bootstrap interval.  Two half-widths add as
-    independent errors: the queries' (mean over seeds, which share them), and t sd / sqrt(n).
+    `low` and `high` (seeds,) are the bootstrap interval of each seed.  Two half-widths add as
+    independent errors: that of the queries (the mean over seeds, which share the queries), and
+    t sd / sqrt(n) of the seeds.
     """
     count = len(values)
     mean = float(values.mean())
@@ -194,27 +196,27 @@ def interval(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> dict[str,
 
 
 def pooled_spreads(rows: Mapping[Row, pd.DataFrame], judged: Collection[str]) -> dict[Row, Spread]:
-    """How far the seeds of each row lie apart, with the help of the other rows.
+    """The variance over seeds of each row, pooled over the rows.
 
-    `rows` have a table (seeds, columns) of accuracies each, all the same columns; those with one
-    seed are left out.  Seeds of a row that is stable vary as those of all stable rows together
-    (their variances' mean, each by its degrees of freedom, which add), or as its own if that is
-    more.  A row is unstable, and keeps its own, if in one of the columns `judged` its variance is
-    above the 99 % point of F over that mean.  One that is the same with every seed stays so.
+    Each of `rows` has a table (seeds, columns) of accuracies, all with the same columns; rows with
+    one seed are left out.  A stable row gets the pooled variance of all stable rows (the mean,
+    weighted by degrees of freedom, which add up), or its own if that is larger.  A row is unstable
+    if its variance exceeds the 99 % point of F times the pooled one in any of the columns `judged`;
+    it gets its own.  So does a row whose accuracies are the same with every seed.
 
-    Why: three seeds lie as close as a tenth of their true spread by luck, in one row of a hundred,
-    and an interval that believes them misses too often.  Pooling is the usual error of an analysis
-    of variance; that the own variance counts where it is larger was chosen by simulation
-    (tests/simulation.py) against pooling alone and against shrinkage to a prior (Smyth, "Linear
-    models and empirical Bayes methods", 2004; robust: Phipson et al., 2016), which miss more often
-    where rows differ in spread.
+    Why: in one row of a hundred, three seeds lie by luck within a tenth of their true spread, and
+    an interval that relies on them misses the truth too often.  Pooling is the usual error estimate
+    of an analysis of variance.  Taking the larger of own and pooled variance was chosen by
+    simulation (tests/simulation.py) over pooling alone and over shrinkage to a prior (Smyth,
+    "Linear models and empirical Bayes methods", 2004; robust: Phipson et al., 2016), which miss
+    more often if rows differ in spread.
     """
     several = {row: table for row, table in rows.items() if len(table) > 1}
     if not several:
         return {}
     variances = pd.DataFrame([table.var(ddof=1) for table in several.values()])
     freedom = np.array([len(table) - 1 for table in several.values()])
-    # By the accuracies themselves: the mean of equal ones is rounded, and their variance not 0.
+    # Not by `variances`: rounding of the mean gives equal accuracies a variance above 0.
     varies = np.array([bool((table.nunique() > 1).any()) for table in several.values()])
     stable = np.zeros(len(variances), bool)
     stable[varies] = _stable(variances.loc[varies, list(judged)].to_numpy(), freedom[varies])
@@ -232,8 +234,8 @@ def pooled_spreads(rows: Mapping[Row, pd.DataFrame], judged: Collection[str]) ->
 
 
 def _stable(variances: np.ndarray, freedom: np.ndarray) -> np.ndarray:
-    """(rows,) whether the seeds of a row vary as those of most, in all columns."""
-    # Unstable rows, which are not known yet, do not move a median.
+    """(rows,) whether the seeds of a row vary no more than those of most rows, in all columns."""
+    # A median is robust against the unstable rows, which are not known yet.
     half = stats.chi2.ppf(0.5, freedom) / freedom
     typical = np.median(variances / half[:, None], axis=0)
     stable = np.ones(len(variances), bool)
@@ -248,7 +250,7 @@ def _stable(variances: np.ndarray, freedom: np.ndarray) -> np.ndarray:
 
 
 def _pooled(variances: np.ndarray, freedom: np.ndarray, stable: np.ndarray) -> np.ndarray:
-    """(columns,) the mean of the stable rows' variances, each by its degrees of freedom."""
+    """(columns,) the mean variance of the stable rows, weighted by degrees of freedom."""
     if not stable.any():
         return np.full(variances.shape[1], np.inf)
     return np.average(variances[stable], axis=0, weights=freedom[stable])
@@ -259,13 +261,14 @@ def ensemble_spread(
     together: Mapping[str, np.ndarray],
     averages: Averages = Averages(),
 ) -> Spread:
-    """The spread of an ensemble, a model per dataset, whose members' seeds are free of each other.
+    """The spread of an ensemble of one model per dataset, whose seeds can be combined freely.
 
-    `own` has by dataset the accuracies (seeds,) of its member; `together`, as "unified", those
-    (seeds,) of the ensembles of one seed: their embeddings are averaged before the search, so that
-    other choices of members cannot be told from hits.  Averages of `own` are taken over every
-    choice of members' seeds: their value is the mean over them, to second order, and the members'
-    variances add, each by what its seeds change while the others stand at their means.
+    `own` has for each dataset the accuracies (seeds,) of its member.  `together` has accuracies
+    (seeds,), such as "unified", of ensembles whose members have the same seed: they average
+    embeddings before the search, so that other combinations of seeds cannot be computed from hits.
+    Averages of `own` refer to all combinations of seeds: the value is the mean over them, to second
+    order, and the members' variances add, each measured by varying the seeds of one member while
+    the others are at their means.
     """
     values = {}
     variances = {}
@@ -289,7 +292,7 @@ def ensemble_spread(
 
 
 def _satterthwaite(variances: np.ndarray, freedom: np.ndarray, known: float = 0.0) -> float:
-    """Degrees of freedom of a sum of estimated variances, and of one that counts as `known`."""
+    """Degrees of freedom of a sum of estimated variances and a `known` one (Satterthwaite)."""
     uncertain = (variances**2 / freedom).sum()
     if uncertain == 0:
         return np.inf
@@ -305,7 +308,7 @@ def paired_difference(
     classes: Hits,
     large: Collection[str] = (),
 ) -> pd.DataFrame:
-    """Accuracy of one model minus another's, seed by seed: the `contrast` of two models."""
+    """The accuracy of one model minus that of another, seed by seed: a `contrast` of two terms."""
     return contrast([Term(ours), Term(theirs, -1)], classes, Averages(large=tuple(large)))
 
 
@@ -323,17 +326,17 @@ class Contrast:
 
 
 def contrast(terms: Sequence[Term], classes: Hits, averages: Averages = Averages()) -> pd.DataFrame:
-    """A sum of models' accuracies, each with its sign: on the same queries, with the same seeds.
+    """The signed sum of models' accuracies, on the same queries and with the same seeds.
 
     `classes` and `averages` as for `resampled`.  A row per dataset, `unified`, `harmonic` and the
-    other averages.  Columns: those of `Contrast`, the interval being of 95 %.
+    other averages.  Columns: those of `Contrast`, with a 95 % interval.
 
-    The classes' bootstrap error of the mean and the seeds' add (what both have counts once), by
-    Student's t with Satterthwaite's degrees of freedom.  The seeds' is that of the terms' spreads,
-    which add as of independent rows; where one is not known, the spread over seeds of the contrast
-    itself.  One seed has no p-values.
+    The bootstrap error over classes and the error over seeds add (their common part counts once),
+    by Student's t with Satterthwaite's degrees of freedom.  The error over seeds is the sum of the
+    terms' spreads, as of independent rows; if a term has none, it is the spread of the contrast
+    itself over seeds.  With one seed there are no p-values.
 
-    Raises ValueError where the terms' seeds differ, or there is none.
+    Raises ValueError if the terms' seeds differ, or there are none.
     """
     seeds = _common_seeds(terms)
     hits = {}
@@ -384,8 +387,8 @@ def _contrast(name: str, terms: Sequence[Term], means: np.ndarray) -> Contrast:
 def _of_classes(gain: np.ndarray) -> float:
     """The variance of the mean over seeds that is due to the classes, from (bootstrap, seeds).
 
-    That a class suits one seed and not another is in the bootstrap's variance, and in that over
-    seeds again: it is taken out here, as of crossed factors (Cameron, Gelbach and Miller, "Robust
+    The interaction of classes and seeds is in both the bootstrap variance and the variance over
+    seeds; it is subtracted here, as for crossed factors (Cameron, Gelbach and Miller, "Robust
     inference with multiway clustering", 2011).
     """
     seeds = gain.shape[1]
@@ -398,7 +401,7 @@ def _of_classes(gain: np.ndarray) -> float:
 
 
 def _value(name: str, terms: Sequence[Term], means: np.ndarray) -> float:
-    """The sum of the terms: of each its mean over seeds, or over all choices of seeds."""
+    """The signed sum of the terms' means over seeds, or over all combinations of seeds."""
     total = 0.0
     for term, mean in zip(terms, means, strict=True):
         level = mean[0].mean()
@@ -411,7 +414,7 @@ def _value(name: str, terms: Sequence[Term], means: np.ndarray) -> float:
 def _student(
     value: float, of_classes: float, of_seeds: np.ndarray, freedom: np.ndarray, tested: bool
 ) -> Contrast:
-    """Student's t: the classes' error counts as known, the variances `of_seeds` as estimated."""
+    """Student's t: the classes' variance counts as known, the variances `of_seeds` as estimated."""
     error = float(np.sqrt(of_classes + of_seeds.sum()))
     together = _satterthwaite(of_seeds, freedom, of_classes)
     width = stats.t.ppf(0.975, together) * error
@@ -427,16 +430,17 @@ def _student(
 def smallest_found(
     error: np.ndarray, freedom: np.ndarray, level: float, power: float = 0.8
 ) -> np.ndarray:
-    """The difference that a two-sided test at `level` finds with this `power`.
+    """The smallest difference that a two-sided test at `level` detects with this `power`.
 
-    By the noncentral t, for standard errors with their degrees of freedom, of one shape.
+    By the noncentral t.  `error` are standard errors, `freedom` their degrees of freedom, in arrays
+    of one shape.
     """
     refusal = stats.t.ppf(1 - level / 2, freedom)
     return special.nctdtrinc(freedom, 1 - power, refusal) * error
 
 
 def holm(chances: Mapping[str, float]) -> dict[str, float]:
-    """p-values corrected for their number (Holm, 1979)."""
+    """p-values corrected for multiple testing (Holm, 1979), by name."""
     names = sorted(chances, key=lambda name: chances[name])
     corrected = {}
     highest = 0.0

@@ -1,10 +1,10 @@
 """Losses of the paper and of the survey.
 
-`make(name, num_classes, dim, **hyper)` returns the loss of that name, `list_losses()` the names,
+`list_losses()` returns the names, `make(name, num_classes, dim, **hyper)` a loss by its name,
 `defaults(name)` its hyperparameters.
 
-A loss of your own: a file here with a class (see `base.Loss`, or `pair.PairLoss`, `proxy.ProxyLoss`
-and `wrappers.Wrapper`), and its line in `LOSSES`.
+To add a loss, write a file here with a class (see `base.Loss`, or `pair.PairLoss`,
+`proxy.ProxyLoss` and `wrappers.Wrapper`), and a line in `LOSSES`.
 """
 
 import inspect
@@ -63,10 +63,11 @@ LOSSES: dict[str, type[Loss]] = {
     "language": Language,
 }
 
-# What the names of kept runs leave unsaid: the hash in a run's name holds the settings that were
-# given, and for the others stand these.  Never change a number here.  Change the default of a class
-# as you like: its new runs then get new names, by `unsaid`.  A hyperparameter that an old loss gets
-# is added here with the value that leaves the loss as it was; a new loss needs no line.
+# Hash defaults: values that a run's hash omits.  The hash in the name of a kept run covers the
+# settings that were given; all others had these values.  Never change a value here.  You may change
+# the default of a class: its new runs then get new names, by `unsaid`.  If you add a hyperparameter
+# to an old loss, add it here with the value that leaves the loss as it was; a new loss needs no
+# line.
 LEFT_UNSAID: dict[str, dict[str, Any]] = {
     "contrastive": {"pos_margin": 0.0, "neg_margin": 1.0},
     "triplet": {"margin": 0.05, "miner": "batchhard", "distance": "cosine", "direction": 0.0},
@@ -99,7 +100,7 @@ ALIASES = {"multisimilarity": "ms"}
 
 
 def list_losses() -> list[str]:
-    """The names that `make` knows, without aliases."""
+    """The names of all losses, without aliases."""
     return [*LOSSES, "direction"]
 
 
@@ -110,14 +111,15 @@ def make(
     classes: Sequence[str] | None = None,
     **hyper: Any,
 ) -> Loss:
-    """The loss `name` of `num_classes` classes and `dim` dimensions, with its hyperparameters.
+    """Make the loss `name` for `num_classes` classes and `dim` dimensions, with hyperparameters.
 
     Losses that learn class vectors need both numbers, "xbm" needs `dim`, "language" `num_classes`;
-    other losses check labels and embeddings by them where they are given.
+    other losses use them, if given, to check labels and embeddings.
 
-    "xbm" and "language" wrap the loss named `loss` and hand on to it what they do not know;
-    "language" wants the names `classes` by label.  "direction" is the `loss` triplet (by default),
-    proxynca or ms with direction regularisation of weight `gamma`: `base.direction_cosines`.
+    "xbm" and "language" wrap the loss named `loss` and pass hyperparameters that are not their own
+    on to it; "language" needs the class names `classes` by label.  "direction" is the `loss`
+    triplet (the default), proxynca or ms with direction regularisation of weight `gamma`: see
+    `base.direction_cosines`.
 
     Raises ValueError for an unknown loss or hyperparameter, a bad value, or a missing number.
 
@@ -147,10 +149,10 @@ def make(
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """The hyperparameters of a loss with their defaults, as its constructor has them.
+    """The hyperparameters of a loss with their defaults, from its constructor.
 
-    Of "xbm", "language" and "direction" their own, with the name `loss` of what they wrap.
-    Raises ValueError for an unknown loss.
+    For "xbm", "language" and "direction" only their own, including `loss`, the name of the loss
+    they wrap.  Raises ValueError for an unknown loss.
     """
     name = _known(name)
     if name == "direction":
@@ -163,11 +165,11 @@ def defaults(name: str) -> dict[str, Any]:
 
 
 def unsaid(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the name of a run must say of its loss beside the `settings` that were given.
+    """The defaults of a loss that a run's hash must include beside the given `settings`.
 
-    These are the defaults that are not those of `LEFT_UNSAID`, and of a loss that is not there all
-    of them; {} for every loss whose defaults are still the same.  What a wrapped loss adds is
-    written as "<loss>.<hyperparameter>".  Raises ValueError for an unknown loss.
+    They are the defaults that differ from `LEFT_UNSAID`, or all defaults of a loss without an entry
+    there; {} if no default has changed.  Keys of a wrapped loss are "<loss>.<hyperparameter>".
+    Raises ValueError for an unknown loss.
     """
     name = _known(name)
     known = LEFT_UNSAID.get(name, {})
@@ -180,7 +182,7 @@ def unsaid(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     if name == "direction" or issubclass(LOSSES[name], Wrapper):
         own, handed_on = _split(name, settings)
         if name == "direction":
-            # Given to the inner loss, whatever its default: it is gamma.
+            # The inner loss always gets gamma as its `direction`.
             handed_on["direction"] = own.get("gamma")
         inner_name = own.get("loss", defaults(name)["loss"])
         for key, value in unsaid(inner_name, handed_on).items():
@@ -189,7 +191,7 @@ def unsaid(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _known(name: str) -> str:
-    """The name of a loss as `LOSSES` has it."""
+    """The name of a loss without alias; ValueError if it is unknown."""
     name = ALIASES.get(name, name)
     if name not in list_losses():
         raise ValueError(f"unknown loss {name!r}; known: {', '.join(list_losses())}")
@@ -205,7 +207,7 @@ def _directed(
     gamma: float = 0.3,
     **hyper: Any,
 ) -> Loss:
-    """The loss "direction": another one, whose setting `direction` is here called gamma."""
+    """Make the loss "direction": another loss, whose setting `direction` is called gamma here."""
     if loss == "direction":
         raise ValueError("loss = 'direction': this loss holds another one, not itself")
     if "direction" in hyper:
@@ -215,7 +217,7 @@ def _directed(
 
 
 def _split(name: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of a wrapper itself, and those that it hands on."""
+    """Split settings into a wrapper's own and those for the loss that it wraps."""
     own_names = defaults(name)
     own = {key: value for key, value in settings.items() if key in own_names}
     rest = {key: value for key, value in settings.items() if key not in own_names}
@@ -223,7 +225,7 @@ def _split(name: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict
 
 
 def _defaults_of(function: Any, without: tuple[str, ...]) -> dict[str, Any]:
-    """The parameters of a function or class with their defaults, by its signature."""
+    """The parameters of a function or class with their defaults, from its signature."""
     found = {}
     for parameter in inspect.signature(function).parameters.values():
         takes_any = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)

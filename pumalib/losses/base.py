@@ -1,4 +1,4 @@
-"""What every loss shares: the contract of `forward`, checks of settings, geometry without NaN."""
+"""The base class of losses, with checks of settings and geometry without NaN."""
 
 from collections.abc import Callable, Collection
 from typing import Annotated
@@ -14,18 +14,18 @@ from ..config import Amount, Count, Rate, checked
 
 
 class Loss(nn.Module):
-    """A loss `compute(x, labels)` of embeddings x (N, dim) and the labels (N,) of their classes.
+    """A loss of embeddings x (N, dim) and the labels (N,) of their classes.
 
-    A subclass writes `compute`, and a constructor that takes `num_classes`, `dim` and its own
-    hyperparameters, each with a default.  `num_classes` and `dim` are None where a loss does not
-    need them and nobody says them: labels may then be any integers >= 0, rows of any length.
+    A subclass defines `compute`, and a constructor that takes `num_classes`, `dim` and its own
+    hyperparameters, each with a default.  A loss that does not need `num_classes` and `dim` may
+    leave them None: labels may then be any integers >= 0, embeddings of any length.
     """
 
-    # The batches it wants: "random", or "classes", of some classes and several images of each.
+    # The batches it needs: "random", or "classes" for several images of each of some classes.
     batches: str = "random"
-    # False where it needs the model's output before L2 normalisation; others normalise it.
+    # False if it needs the model's output before L2 normalisation.
     normalised_input: bool = True
-    # How to compare outputs: a name, or a function of (q, D), (g, D) outputs to (q, g) distances.
+    # How to compare outputs: a name, or a function of outputs (q, D), (g, D) to distances (q, g).
     metric: str | Callable[[Tensor, Tensor], Tensor] = "cosine"
 
     def __init__(self, num_classes: int | None = None, dim: int | None = None) -> None:
@@ -36,14 +36,14 @@ class Loss(nn.Module):
         self._zero_share: Tensor | None = None
 
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
-        """The loss of checked embeddings x (N, dim), float32 or float64, and int64 labels (N,)."""
+        """The loss for checked embeddings x (N, dim), float32 or float64, and int64 labels (N,)."""
         raise NotImplementedError
 
     def forward(self, embeddings: Tensor, labels: Tensor | ArrayLike) -> Tensor:
         """The loss, a scalar, of embeddings (N, dim) and integer labels (N,) in 0..num_classes-1.
 
-        It is float32 (float64 if the input or a parameter is), whatever the autocast state.  Labels
-        may be a list or an array too.  Raises ValueError for other embeddings or labels.
+        It is float32 (float64 if the input or a parameter is), also under autocast.  Labels may be
+        a list or an array too.  Raises ValueError for other embeddings or labels.
         """
         self._check_embeddings(embeddings)
         labels = self._integers(labels, embeddings)
@@ -52,19 +52,18 @@ class Loss(nn.Module):
             return self.compute(embeddings.to(self._precision(embeddings)), labels)
 
     def average(self, outputs: Tensor) -> Tensor:
-        """The mean (N, D) of the outputs (K, N, D) of K models, as `metric` compares them."""
+        """The mean (N, D) of the outputs (K, N, D) of K models, in the space of `metric`."""
         return outputs.mean(0)
 
     def share_of_zeros(self) -> Tensor | None:
-        """The share of the last batch's terms that are zero, and so teach nothing; a scalar.
+        """The share of zero terms, which have no gradient, in the last batch; a scalar.
 
-        It is 1 where there was no term.  None of a loss whose terms are never zero, or that does
-        not note it.
+        It is 1 if there was no term.  None if the loss has no zero terms, or does not count them.
         """
         return self._zero_share
 
     def _note_zeros(self, nonzero: Tensor, terms: Tensor | int) -> None:
-        """Note the share of zeros, by the number of nonzero terms and that of all."""
+        """Store the share of zeros, from the numbers of nonzero terms and of all terms."""
         all_terms = torch.as_tensor(terms, device=nonzero.device).clamp_min(1)
         self._zero_share = 1 - nonzero.detach() / all_terms
 
@@ -81,7 +80,7 @@ class Loss(nn.Module):
             )
 
     def _integers(self, labels: Tensor | ArrayLike, embeddings: Tensor) -> Tensor:
-        """The labels as int64, where the embeddings are; ValueError where they do not fit."""
+        """The labels as int64 on the device of the embeddings; ValueError if they do not fit."""
         if not isinstance(labels, Tensor):
             try:
                 labels = torch.as_tensor(np.asarray(labels), device=embeddings.device)
@@ -106,7 +105,7 @@ class Loss(nn.Module):
             allowed = f"0..{self.num_classes - 1}"
 
         if self._labels_seen and labels.is_cuda:
-            # Raised by the device some time later: nothing waits for it at each step.
+            # The device raises it some time later, so that no step waits for the check.
             torch._assert_async(inside, f"labels outside {allowed}")
         elif not inside:
             raise ValueError(f"labels must lie in {allowed}, got {low.item()}..{high.item()}")
@@ -120,7 +119,7 @@ class Loss(nn.Module):
         return torch.float32
 
 
-# ---- checks of hyperparameters: each returns the value, or raises a ValueError that names it
+# ---- checks of hyperparameters: each returns the value, or raises ValueError with its name
 
 
 def amount(name: str, value: float) -> float:
@@ -129,7 +128,7 @@ def amount(name: str, value: float) -> float:
 
 
 def divisor(name: str, value: float) -> float:
-    """The hyperparameter `name`, which must be a finite number > 0: something is divided by it."""
+    """The hyperparameter `name`, which must be a finite number > 0, as a divisor."""
     return checked(f"{name} = {value!r}", Rate, value)
 
 
@@ -151,7 +150,7 @@ def choice(name: str, value: str, known: Collection[str]) -> str:
 
 
 def classes_and_dim(loss: str, num_classes: int | None, dim: int | None) -> tuple[int, int]:
-    """Both numbers, which a loss that learns vectors of classes cannot do without."""
+    """Both numbers; ValueError if one is missing, as a loss with class vectors needs both."""
     if num_classes is None or dim is None:
         raise ValueError(f"{loss} learns vectors of classes: it needs num_classes and dim")
     if num_classes < 1 or dim < 1:
@@ -164,7 +163,7 @@ def classes_and_dim(loss: str, num_classes: int | None, dim: int | None) -> tupl
 
 
 def unit(x: Tensor) -> Tensor:
-    """Rows of x with length 1.
+    """The rows of x scaled to length 1.
 
     Huge rows do not overflow; a zero row stays zero and gets no gradient.
     """
@@ -175,21 +174,21 @@ def unit(x: Tensor) -> Tensor:
 
 
 def mean_of_nonzero(terms: Tensor) -> Tensor:
-    """Mean of the positive ones of terms >= 0; zero if there are none."""
+    """The mean of the nonzero terms, where terms are >= 0; zero if there are none."""
     return terms.sum() / (terms > 0).sum().clamp_min(1)
 
 
 def log_one_plus_sum_exp(z: Tensor, keep: Tensor) -> Tensor:
-    """log(1 + sum exp) (N,) over the kept entries of each row of z (N, M)."""
+    """log(1 + sum exp) (N,) over the entries of each row of z (N, M) where `keep` is true."""
     kept = z.masked_fill(~keep, -torch.inf)
-    # A column of zeros more is the 1 in the logarithm.
+    # The extra column of zeros is the 1 in the logarithm.
     return F.pad(kept, (0, 1)).logsumexp(1)
 
 
 def sqrt_or_zero(x: Tensor) -> Tensor:
-    """Square root of numbers of order 1.
+    """The square root of numbers of order 1.
 
-    What is below their rounding error counts as zero and gets no gradient.
+    Numbers below the rounding error count as zero and get no gradient.
     """
     zero = x <= 8 * torch.finfo(x.dtype).eps
     return x.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
@@ -203,10 +202,10 @@ def euclidean(a: Tensor, b: Tensor) -> Tensor:
 def direction_cosines(a: Tensor, p: Tensor, n: Tensor) -> Tensor:
     """kappa_ij = cos(n_j - a_i, p_i - a_i), (N, M), of unit rows a, p (N, D), n (M, D).
 
-    It is 0 where two of the three coincide.  A loss takes `direction` times it from a negative's
+    It is 0 if two of the three coincide.  A loss subtracts `direction` times it from a negative's
     violation (Mohan, CVPR 2020, second-hand; see notebook 23).
     """
-    # (n - a) . (p - a), of all pairs without the (N, M, D) differences.
+    # (n - a) . (p - a) for all pairs, without the (N, M, D) differences.
     product = p @ n.T - a @ n.T - (p * a).sum(1, keepdim=True) + a.square().sum(1, keepdim=True)
     to_negative = euclidean(a, n)
     to_positive = sqrt_or_zero((p - a).square().sum(1, keepdim=True))

@@ -1,4 +1,4 @@
-"""The loss of points in the Poincare ball (Ermolov et al., CVPR 2022)."""
+"""The loss in hyperbolic space, the Poincare ball (Ermolov et al., CVPR 2022)."""
 
 import math
 from typing import Literal, get_args
@@ -18,8 +18,8 @@ class Hyp(PairLoss):
     """Mean over pairs (a, p) of -log e^(-d_ap / t) / (e^(-d_ap / t) + sum_n e^(-d_an / t)).
 
     d is the Poincare distance in the ball of radius 1 / sqrt(c), or 1 - s for c = 0; t is the
-    `temperature`, `clip` the longest output before its projection into the ball.
-    `variant` "code": a pair of a class of K samples weighs 1 / K^2, as in the authors' code.
+    `temperature`, `clip` the largest length of an output before its projection into the ball.
+    `variant` "code": a pair of a class of K samples has weight 1 / K^2, as in the authors' code.
     """
 
     normalised_input = False
@@ -42,7 +42,7 @@ class Hyp(PairLoss):
 
     @override
     def project(self, x: Tensor) -> Tensor:
-        """Outputs (N, D) in the ball: clipped to length `clip`, then the exponential map at 0."""
+        """Map outputs (N, D) into the ball: clip the length to `clip`, then exponential map at 0."""
         if self.c == 0:
             return unit(x)
         # A first, rough clip, so that the length does not overflow; the second one is exact.
@@ -51,7 +51,7 @@ class Hyp(PairLoss):
         length = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(1e-5)
         x = x * (self.clip / length).clamp_max(1)
         scaled = math.sqrt(self.c) * length.clamp_max(self.clip)
-        # 1e-3 off the border, as its authors.
+        # 1e-3 off the border, as in the authors' code.
         return x * (scaled.tanh().clamp_max(1 - 1e-3) / scaled)
 
     def distance(self, a: Tensor, b: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class Hyp(PairLoss):
         if self.c == 0:
             return x.mean(0)
         factor = 2 / (1 - self.c * x.square().sum(-1, keepdim=True))
-        # The midpoint, added to itself as Moebius.
+        # The midpoint, Moebius-added to itself.
         double = (factor * x).sum(0) / (factor - 1).sum(0)
         length = torch.linalg.vector_norm(double, dim=-1, keepdim=True)
         scaled = math.sqrt(self.c) * length.clamp_min(1e-12)

@@ -1,6 +1,6 @@
-"""Miners: which pairs and triplets of a batch a loss looks at.
+"""Miners: the choice of pairs and triplets of a batch for a loss.
 
-Throughout, N anchors stand against M others: d (N, M) are their distances, s (N, M) their cosines.
+Throughout, N anchors are compared with M others: d (N, M) are their distances, s (N, M) cosines.
 The mask `positive` (N, M) marks the others of the anchor's class (never itself), `negative` (N, M)
 those of other classes.
 """
@@ -15,19 +15,19 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Triplets:
-    """T pairs of an anchor and a positive, and the negatives that each is compared with."""
+    """T pairs of an anchor and a positive, each with its negatives."""
 
-    anchor: Tensor  # (T,) its row
-    positive: Tensor  # (T,) its column
+    anchor: Tensor  # (T,) rows
+    positive: Tensor  # (T,) columns
     negatives: Tensor  # (T, M) a mask
 
 
 def batch_hard(d: Tensor, positive: Tensor, negative: Tensor, margin: float) -> Triplets:
-    """Of each anchor the farthest positive and the nearest negative (Hermans, arXiv 1703.07737)."""
+    """Each anchor with its farthest positive and nearest negative (Hermans, arXiv 1703.07737)."""
     anchor = torch.arange(len(d), device=d.device)
     farthest = d.masked_fill(~positive, -torch.inf).argmax(1)
     nearest = d.masked_fill(~negative, torch.inf).argmin(1)
-    # argmax and argmin name a column even where there is no positive or no negative.
+    # argmax and argmin give a column even if there is no positive or no negative.
     exists = negative & positive.any(1, keepdim=True)
     return Triplets(anchor, farthest, exists & _one_each(nearest, d))
 
@@ -76,27 +76,27 @@ def hard_pairs(
 
 
 def distance_weights(d: Tensor, negative: Tensor, dim: int) -> Tensor:
-    """Weights (N, M) by which negatives are drawn (Wu et al., ICCV 2017, Sec. 4).
+    """Weights (N, M) for drawing negatives (Wu et al., ICCV 2017, Sec. 4).
 
-    They are 1 / q(d), but for a factor per row, where d^(dim-2) (1 - d^2/4)^((dim-3)/2) is the
-    density q of distances on the sphere in `dim` dimensions.  Distances below 0.5 count as 0.5;
-    beyond 1.4 the weight is 0.
+    They are proportional, in each row, to 1 / q(d), where q(d) = d^(dim-2) (1 - d^2/4)^((dim-3)/2)
+    is the density of distances on the sphere in `dim` dimensions.  Distances below 0.5 count as
+    0.5; beyond 1.4 the weight is 0.
     """
     allowed = negative & (d < 1.4)
     d = d.detach().clamp(0.5, 1.4)
     log_weight = (2 - dim) * d.log() - (dim - 3) / 2 * (1 - d.square() / 4).log()
     log_weight = log_weight.masked_fill(~allowed, -torch.inf)
     largest = log_weight.amax(1, keepdim=True)
-    # A row without any has -inf throughout, and -inf - (-inf) is NaN.
+    # A row without allowed negatives is all -inf, and -inf - (-inf) is NaN.
     largest = largest.clamp_min(torch.finfo(d.dtype).min)
     return (log_weight - largest).exp()
 
 
 def sample(weights: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One triplet of each positive pair: rows a (T,), columns p (T,) and n (T,).
+    """Draw one triplet for each positive pair: rows a (T,), columns p (T,) and n (T,).
 
-    The negative n is drawn by the anchor's row of `weights` (N, M); an anchor whose weights are all
-    zero has no triplet.
+    The negative n is drawn with the weights (N, M) of the anchor's row; an anchor whose weights are
+    all zero has no triplet.
     """
     has_negative = (weights > 0).any(1, keepdim=True)
     anchor, p = (positive & has_negative).nonzero(as_tuple=True)
@@ -105,5 +105,5 @@ def sample(weights: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _one_each(column: Tensor, d: Tensor) -> Tensor:
-    """A mask (T, M) of one `column` (T,) in each row."""
+    """A mask (T, M) with one true `column` (T,) in each row."""
     return F.one_hot(column, d.shape[1]).bool()

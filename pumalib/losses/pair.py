@@ -1,7 +1,7 @@
 """Losses over pairs and triplets of a batch.
 
-In formulas s is a cosine, d a distance, a an anchor, p another sample of its class, n one of
-another class.  Defaults are those of pytorch-metric-learning (PML).
+In formulas s is a cosine, d a distance, a an anchor, p another sample of its class, n a sample of
+a different class.  Defaults are those of pytorch-metric-learning (PML).
 """
 
 from typing import Literal, get_args
@@ -30,9 +30,9 @@ MultiSimilarityVariant = Literal["paper", "code"]
 
 
 class PairLoss(Loss):
-    """A loss of anchors against others, usually the batch against itself; a memory holds more.
+    """A loss that compares anchors with others: the batch with itself, or with a memory (XBM).
 
-    A subclass writes `pairs`.
+    A subclass defines `pairs`.
     """
 
     batches = "classes"
@@ -45,16 +45,16 @@ class PairLoss(Loss):
         return self.pairs(x, x, positive, ~same)
 
     def project(self, x: Tensor) -> Tensor:
-        """The model's outputs (N, D) as the points that `pairs` compares."""
+        """Map the model's outputs (N, D) to the points that `pairs` compares."""
         return unit(x)
 
     def pairs(self, a: Tensor, b: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        """The loss of projected anchors a (N, D) and others b (M, D); the two masks are (N, M)."""
+        """The loss of projected anchors a (N, D) and others b (M, D), with pair masks (N, M)."""
         raise NotImplementedError
 
 
 class Contrastive(PairLoss):
-    """Mean nonzero [d_ap - pos_margin]+ plus mean nonzero [neg_margin - d_an]+.
+    """Mean of nonzero [d_ap - pos_margin]+ plus mean of nonzero [neg_margin - d_an]+.
 
     Hadsell et al., CVPR 2006, without their squares.
     """
@@ -82,7 +82,7 @@ class Contrastive(PairLoss):
 
 
 class Triplet(PairLoss):
-    """Mean nonzero [d_ap - d_an + margin - direction kappa]+ (Schroff et al., CVPR 2015).
+    """Mean of nonzero [d_ap - d_an + margin - direction kappa]+ (Schroff et al., CVPR 2015).
 
     `distance`: d is 1 - s for "cosine".  `miner`: a name of `miners.TRIPLET_MINERS`.
     kappa: `base.direction_cosines`.
@@ -144,9 +144,9 @@ class NPair(Loss):
 
     @override
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
-        # Products of more would overflow float32.
+        # Products of larger numbers would overflow float32.
         x = x.clamp(-1e16, 1e16)
-        # Of each sample, those of its class that come after it.
+        # later[i, j]: j is of the class of i and comes after it in the batch.
         later = (labels[:, None] == labels).triu(1)
         is_first = later.any(1) & ~later.any(0)
         anchor = is_first.nonzero()[:, 0]
@@ -161,7 +161,7 @@ class NPair(Loss):
 
 
 class Margin(PairLoss):
-    """Sum over triplets of [d_ap - beta + margin]+ + [beta - d_an + margin]+, by its nonzero terms.
+    """Sum over triplets of [d_ap - beta + margin]+ + [beta - d_an + margin]+, per nonzero term.
 
     Wu et al., ICCV 2017.  `variant` "paper": each positive pair with one negative drawn by
     `miners.distance_weights`; "code": the triplets of `miners.hard_pairs`; "all": all triplets.
@@ -194,7 +194,7 @@ class Margin(PairLoss):
 
         if self.variant == "code":
             positive, negative = hard_pairs(a @ b.T, positive, negative, 0.1)
-        # In how many triplets each pair is: a positive one in as many as its anchor has negatives.
+        # The number of triplets of each pair: a positive pair has one per negative of its anchor.
         pulls = positive * negative.sum(1, keepdim=True)
         pushes = negative * positive.sum(1, keepdim=True)
         nonzero = ((pull > 0) * pulls + (push > 0) * pushes).sum()
@@ -205,9 +205,9 @@ class Margin(PairLoss):
 class MultiSimilarity(PairLoss):
     """Mean over anchors of log(1 + sum_p e^(-alpha z)) / alpha + log(1 + sum_n e^(beta z)) / beta.
 
-    z = s - base (Wang et al., CVPR 2019).  `variant` "paper": over `miners.hard_pairs`, or all
-    pairs for an `epsilon` above 2; "code": over pairs drawn as Margin draws them.  `direction`
-    times kappa of the anchor's hardest positive is taken from the z of a negative.
+    z = s - base (Wang et al., CVPR 2019).  `variant` "paper": over `miners.hard_pairs`, or over all
+    pairs if `epsilon` is above 2; "code": over pairs drawn as in Margin.  `direction` times kappa,
+    of the anchor's hardest positive, is subtracted from the z of a negative.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class MultiSimilarity(PairLoss):
             positive, negative = hard_pairs(s, positive, negative, self.epsilon)
         pull = log_one_plus_sum_exp(-self.alpha * z_positive, positive) / self.alpha
         push = log_one_plus_sum_exp(self.beta * z_negative, negative) / self.beta
-        # Of an anchor without any pair.
+        # A term is zero for an anchor without any pair.
         terms = pull + push
         self._note_zeros((terms > 0).sum(), len(terms))
         return terms.mean()

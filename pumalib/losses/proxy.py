@@ -1,7 +1,7 @@
-"""Losses of embeddings x against learnable class vectors p, the proxies.
+"""Losses that compare embeddings x with learnable class vectors p, the proxies.
 
 In formulas s is the cosine of x and p, d = 2 - 2 s their squared distance, y the sample's class,
-C the number of classes and K that of proxies of a class.
+C the number of classes and K the number of proxies per class.
 """
 
 import math
@@ -28,10 +28,10 @@ ProxyNCAppVariant = Literal["paper", "code"]
 
 
 class ProxyLoss(Loss):
-    """A loss with learnable `proxies` (C K, D), those of a class adjacent; only directions count.
+    """A loss with learnable `proxies` (C K, D), grouped by class; their lengths do not matter.
 
-    `per_class` is K; without it each class has one proxy, which starts from another distribution.
-    Raises ValueError where `num_classes` or `dim` is not given.
+    `per_class` is K; without it each class has one proxy, initialised from another distribution.
+    Raises ValueError if `num_classes` or `dim` is missing.
     """
 
     num_classes: int
@@ -43,16 +43,16 @@ class ProxyLoss(Loss):
         num_classes, dim = classes_and_dim(type(self).__name__, num_classes, dim)
         super().__init__(num_classes, dim)
         if per_class is None:
-            # Normal with the deviation that PUMA's authors have; theirs is uniform.
+            # Normal, with the standard deviation of PUMA's authors, who draw uniformly.
             start = math.sqrt(2 / num_classes) * torch.randn(num_classes, dim)
         else:
-            # As the weight (D, C K) of a linear layer.
+            # Like the weight (D, C K) of a linear layer.
             count = num_classes * per_class
             start = torch.empty(count, dim).uniform_(-1, 1) / math.sqrt(count)
         self.proxies = nn.Parameter(start)
 
     def unit_proxies(self, dtype: torch.dtype) -> Tensor:
-        """The proxies (C K, D) with length 1."""
+        """The proxies (C K, D) scaled to length 1."""
         return unit(self.proxies.to(dtype))
 
     def cosines(self, x: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class ProxyNCApp(ProxyLoss):
 
 
 class ProxyAnchor(ProxyLoss):
-    """Pull of the samples of each class to its proxy, and push of all others from it.
+    """Pull the samples of each class to its proxy, and push all others away from it.
 
     Mean over the classes present of log(1 + sum over their samples of exp(-alpha (s - margin))) +
     mean over all classes of log(1 + sum over the other samples of exp(alpha (s + margin)))
@@ -148,12 +148,12 @@ class ProxyAnchor(ProxyLoss):
 
 
 class ProxyGML(ProxyLoss):
-    """Each sample keeps the ceil(ratio C K) proxies most similar to it, its own class's first.
+    """Cross-entropy over the ceil(ratio C K) proxies nearest to a sample, its own class's first.
 
-    Cross-entropy over the classes' sums of the cosines kept, and `weight` times that of proxies
-    with the sums of all (Zhu et al., NeurIPS 2020).  K is `proxies_per_class`.  With 1 / ratio
-    classes or fewer a sample keeps no proxy but its own class's, and has no gradient; a warning
-    says so.
+    A class's logit is the sum of the cosines with its chosen proxies.  Added is `weight` times the
+    cross-entropy of each proxy with the classes' sums of proxies (Zhu et al., NeurIPS 2020).  K is
+    `proxies_per_class`.  With 1 / ratio classes or fewer only the proxies of the own class are
+    chosen, and no sample has a gradient; a warning says so.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class ProxyGML(ProxyLoss):
         s = unit(x) @ p.T
         kept = self._kept(s.detach(), own)
         score = (s * kept).unflatten(1, (self.num_classes, -1)).sum(2)
-        # A class of which no proxy was kept is no candidate.
+        # A class without a chosen proxy is no candidate.
         score = score.masked_fill((score == 0) & ~own, -torch.inf)
         loss = F.cross_entropy(score, labels)
         if self.weight:
@@ -201,14 +201,14 @@ class ProxyGML(ProxyLoss):
         return loss
 
     def _kept(self, s: Tensor, own: Tensor) -> Tensor:
-        """1 for the proxies that each sample keeps, else 0, (N, C K)."""
-        # A cosine is below 4: those of its own class come first.
+        """(N, C K): 1 for the proxies that are chosen for each sample, else 0."""
+        # Cosines are below 4, so that the proxies of the own class come first.
         first = s + 4 * own.repeat_interleave(self.proxies_per_class, 1)
         chosen = first.topk(self.kept, sorted=False).indices
         return torch.zeros_like(s).scatter(1, chosen, 1)
 
     def _of_proxies(self, p: Tensor) -> Tensor:
-        """Cross-entropy of unit proxies p (C K, D) with the sums of the classes' proxies."""
+        """Cross-entropy of unit proxies p (C K, D) against the classes' sums of proxies."""
         sums = p.unflatten(0, (self.num_classes, -1)).sum(1)
         its_class = torch.arange(len(p), device=p.device) // self.proxies_per_class
         return F.cross_entropy(p @ sums.T, its_class)

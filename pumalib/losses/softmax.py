@@ -1,4 +1,4 @@
-"""Softmax losses of cosines with class vectors: margins on the target, several centres of a class.
+"""Softmax losses over cosines with class vectors: margins on the target, several centres per class.
 
 In formulas s is the cosine of embedding and class vector, y the sample's class, theta the angle
 between the sample and its class vector.
@@ -19,11 +19,11 @@ CurricularFaceVariant = Literal["paper", "code"]
 
 
 class CrossEntropy(Loss):
-    """Mean cross-entropy of the logits x W^T + b, as a classifier has it.
+    """Mean cross-entropy of the logits x W^T + b, as in a classifier.
 
-    The survey (arXiv 2312.10046) begins with it.  x is the model's output before L2 normalisation;
-    W (C, D) and b (C,) start as those of a linear layer.  Outputs are compared by their cosine.
-    Raises ValueError where `num_classes` or `dim` is not given.
+    The first loss of the survey (arXiv 2312.10046).  x is the model's output before L2
+    normalisation; W (C, D) and b (C,) start like a linear layer's.  Outputs are compared by their
+    cosine.  Raises ValueError if `num_classes` or `dim` is missing.
     """
 
     normalised_input = False
@@ -35,7 +35,7 @@ class CrossEntropy(Loss):
 
     @override
     def compute(self, x: Tensor, labels: Tensor) -> Tensor:
-        # Logits of more would overflow float32.
+        # Larger numbers would overflow float32 in the logits.
         x = x.clamp(-1e16, 1e16)
         weight = self.classifier.weight.to(x.dtype)
         bias = self.classifier.bias.to(x.dtype)
@@ -45,7 +45,7 @@ class CrossEntropy(Loss):
 class NormalisedSoftmax(ProxyLoss):
     """Mean cross-entropy of s_c / temperature: class vectors and embeddings have length 1.
 
-    Zhai and Wu, BMVC 2019; without their balanced batches.
+    Zhai and Wu, BMVC 2019, without their balanced batches.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class NormalisedSoftmax(ProxyLoss):
 
 
 class SoftTriple(ProxyLoss):
-    """Mean cross-entropy of la (S_c - margin [c = y]), of K = `centers` vectors of each class.
+    """Mean cross-entropy of la (S_c - margin [c = y]), with K = `centers` vectors per class.
 
     S_c = sum over k of softmax_k(s_ck / gamma) s_ck (Qian et al., ICCV 2019).  `tau` (0.2 there,
-    0 in PML) weighs the distances of a class's centres, Eq. 9 there.
+    0 in PML) is the weight of the distances between a class's centres, Eq. 9 there.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class SoftTriple(ProxyLoss):
         return loss
 
     def _gaps(self, dtype: torch.dtype) -> Tensor:
-        """The sum of the distances of a class's centres by C K (K - 1), Eq. 9."""
+        """The sum of distances between centres of a class, over C K (K - 1), Eq. 9."""
         w = self.unit_proxies(dtype).unflatten(0, (self.num_classes, -1))
         gaps = (2 + 1e-5 - 2 * w @ w.mT).sqrt().triu(1)
         return gaps.sum() / (self.num_classes * self.centers * (self.centers - 1))
 
 
 class CosFace(ProxyLoss):
-    """Mean cross-entropy of `scale` s_c, in which s_y becomes s_y - margin.
+    """Mean cross-entropy of `scale` s_c, where s_y is replaced by s_y - margin.
 
     Wang et al., CVPR 2018, Eq. 4.
     """
@@ -133,14 +133,14 @@ class CosFace(ProxyLoss):
         return F.cross_entropy(logits, labels)
 
     def target(self, cosine: Tensor) -> Tensor:
-        """What takes the place of the cosine with the sample's own class."""
+        """The replacement for the cosine with the sample's own class."""
         return cosine - self.margin
 
 
 class ArcFace(CosFace):
-    """CosFace, but cos theta becomes cos(theta + margin) (Deng et al., CVPR 2019).
+    """CosFace with cos(theta + margin) in place of s_y = cos theta (Deng et al., CVPR 2019).
 
-    Beyond pi, s_y becomes s_y - margin sin(margin).
+    Where theta + margin exceeds pi, it is s_y - margin sin(margin).
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class ArcFace(CosFace):
     def angle_sum(self, cosine: Tensor) -> Tensor:
         """cos(theta + margin) from cos(theta).
 
-        By the addition theorem, and not by acos, whose slope at 1 is infinite.
+        By the addition theorem instead of acos, whose slope at 1 is infinite.
         """
         first = cosine * math.cos(self.margin)
         sine = sqrt_or_zero(1 - cosine.square())
@@ -170,11 +170,11 @@ class ArcFace(CosFace):
 
 
 class CurricularFace(ArcFace):
-    """ArcFace's target; hard negatives, s_j > cos(theta + margin), become s_j (t + s_j).
+    """ArcFace where hard negatives, s_j > cos(theta + margin), are replaced by s_j (t + s_j).
 
-    Huang et al., CVPR 2020.  t is 0.99 t + 0.01 (batch mean of s_y), updated before its use, in
-    training only.  Scale and margin are PUMA's (Appendix A).  `variant` "code": t per class,
-    updated after its use; hard negatives are those that exceed the modified target.
+    Huang et al., CVPR 2020.  In training t becomes 0.99 t + 0.01 (batch mean of s_y), before it is
+    used.  Scale and margin are PUMA's (Appendix A).  `variant` "code": one t per class, updated
+    after it is used; a negative is hard if it exceeds the modified target.
     """
 
     t: Tensor
@@ -219,7 +219,7 @@ class CurricularFace(ArcFace):
             self.t.lerp_(seen.mean(), 0.01)
 
     def _update_t_per_class(self, own: Tensor, labels: Tensor) -> None:
-        """Of the classes in the batch; t of the others stays."""
+        """Update t of the classes in the batch; t of the others stays."""
         if self.training:
             seen = own.detach()[:, 0].to(self.t.dtype)
             means = self.t.scatter_reduce(0, labels, seen, "mean", include_self=False)

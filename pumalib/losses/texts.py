@@ -1,4 +1,4 @@
-"""What texts say of classes: similarities for the `language` loss."""
+"""Similarities of classes from texts, for the `language` loss."""
 
 import hashlib
 import re
@@ -15,27 +15,28 @@ if TYPE_CHECKING:
 
 INSTALL = 'pip install "pumalib[language]"'
 
-# What folders of datasets put before a name: "001.", "n01443537_".
+# Prefixes of class folders: "001.", "n01443537_".
 _NUMBER_BEFORE = re.compile(r"^(n\d{8}|\d+)[._]+(?=\D)")
-# What they write between words where a space cannot stand.
+# Separators of words in class folders.
 _BETWEEN_WORDS = re.compile(r"[\s_.-]+")
-# Settings of bags of words, and of bags of three to five letters in a row.
+# TfidfVectorizer settings: bags of words, and bags of three to five consecutive letters.
 _WORDS: dict[str, Any] = {"token_pattern": r"\w+"}
 _LETTERS: dict[str, Any] = {"analyzer": "char_wb", "ngram_range": (3, 5)}
 
 
 def similarities(source: str, classes: Sequence[str]) -> np.ndarray:
-    """Cosines (C, C) of what `source` says of the `classes`.
+    """Cosines (C, C) between the `classes`, from the texts or embeddings that `source` names.
 
-    "words": their names, as weighted bags of words; "characters": as weighted bags of three to
-    five letters in a row, by which "Albatross" is like "Albatrosses".  See `readable`.
+    "words": bags of words of the class names, weighted by TF-IDF.  "characters": the same with
+    three to five consecutive letters, so that "Albatross" is similar to "Albatrosses".  See
+    `readable`.
     A file: a CSV with `class_name` and `text`, or with `class_name` and the numbers of an
     embedding, or an npz with `names` and `vectors`.
-    A text model of sentence-transformers, a hub's name or a folder: its embeddings of
+    A sentence-transformers model, by its name on the hub or its folder: embeddings of
     "a photo of a <name>" (Roth et al., CVPR 2022).
 
-    Raises ValueError for a class without text, a damaged file, no such model, or where what it
-    takes is not installed.
+    Raises ValueError for a class without text, a damaged file, an unknown model, or a missing
+    package.
     """
     try:
         from sklearn.preprocessing import normalize
@@ -47,7 +48,7 @@ def similarities(source: str, classes: Sequence[str]) -> np.ndarray:
 
 
 def readable(name: str) -> str:
-    """The words in the name of a class's folder: "001_Black_footed_Albatross" has three.
+    """The words of a class folder's name: three in "001_Black_footed_Albatross".
 
     A number or a WordNet id before the name is left out.
     """
@@ -56,7 +57,7 @@ def readable(name: str) -> str:
 
 
 def digest(source: str) -> str:
-    """What the file or folder `source` holds, as SHA-256; "" where it names none."""
+    """SHA-256 of the contents of the file or folder `source`; "" if it is neither."""
     file = _file(source)
     if file is not None:
         return hashlib.sha256(file.read_bytes()).hexdigest()
@@ -67,7 +68,7 @@ def digest(source: str) -> str:
 
 
 def _folder_digest(folder: Path) -> str:
-    """SHA-256 of the files of a text model, with their places below its folder."""
+    """SHA-256 of a text model's files and their relative paths."""
     sha = hashlib.sha256()
     for file in sorted(folder.rglob("*")):
         if file.is_file():
@@ -77,7 +78,7 @@ def _folder_digest(folder: Path) -> str:
 
 
 def _vectors(source: str, names: list[str]) -> np.ndarray:
-    """A vector (C, D) of each name."""
+    """The vectors (C, D) of the names, one each."""
     read = [readable(name) for name in names]
     if source == "words":
         return _bags(read, **_WORDS)
@@ -99,19 +100,19 @@ def _vectors(source: str, names: list[str]) -> np.ndarray:
 
 
 def _bags(texts: Sequence[str], **settings: Any) -> np.ndarray:
-    """Weighted bags (n, D) of what the settings of scikit-learn's vectoriser make of texts."""
+    """TF-IDF vectors (n, D) of texts; `settings` are those of scikit-learn's TfidfVectorizer."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     return TfidfVectorizer(**settings).fit_transform(texts).toarray()
 
 
 def is_missing(source: str) -> bool:
-    """Whether `source` names a file that is not there."""
+    """Whether `source` names a file that does not exist."""
     return source.endswith((".csv", ".npz")) and not paths.resolve(source).is_file()
 
 
 def _file(source: str) -> Path | None:
-    """The file that `source` names, if it names one."""
+    """The file that `source` names, or None."""
     file = paths.resolve(source)
     if is_missing(source):
         raise ValueError(f"texts = {source!r}: there is no file {file}")
@@ -119,7 +120,7 @@ def _file(source: str) -> Path | None:
 
 
 def _read(file: Path) -> "pd.DataFrame":
-    """A column `text`, or the numbers of an embedding, by class name."""
+    """Read a table indexed by class name: a column `text`, or the numbers of an embedding."""
     import pandas as pd
 
     try:
@@ -137,7 +138,7 @@ def _read(file: Path) -> "pd.DataFrame":
 
 
 def _encode(source: str, texts: list[str]) -> np.ndarray:
-    """Embeddings of texts by a model of sentence-transformers."""
+    """Embed texts by a sentence-transformers model."""
     model = source
     folder = paths.resolve(source)
     if folder.is_dir():
@@ -147,7 +148,7 @@ def _encode(source: str, texts: list[str]) -> np.ndarray:
 
         return SentenceTransformer(model).encode(texts)
     except Exception as error:
-        # Not installed, unknown, damaged or no network: the libraries below raise many kinds.
+        # Not installed, unknown, damaged or no network: the libraries raise many kinds of errors.
         known = (
             f'"words", "characters", a .csv or .npz file, a sentence-transformers model ({INSTALL})'
         )

@@ -14,12 +14,12 @@ from .texts import similarities
 
 
 class Wrapper(Loss):
-    """A loss around `loss`, whose batches and metric are its own.
+    """A loss around another `loss`, with the batches and the metric of that one.
 
-    `classes` are the names of the classes by label, for wrappers that want them.
+    `classes` are the class names by label, for wrappers that need them.
     """
 
-    # The name of the loss that `losses.make` wraps where nobody says another.
+    # The name of the loss that `losses.make` wraps by default.
     default_loss: str
 
     def __init__(self, loss: Loss, classes: Sequence[str] | None = None) -> None:
@@ -39,10 +39,10 @@ class Wrapper(Loss):
 
 
 class XBM(Wrapper):
-    """A pair-based `loss` of the batch against the last `size` embeddings, this batch's included.
+    """A pair-based `loss` between the batch and the last `size` embeddings, this batch included.
 
-    Wang et al., CVPR 2020.  The memory is filled from the first step, in training only.  For
-    `warmup` steps (1,000 there) it is not used.
+    Wang et al., CVPR 2020.  The memory fills from the first step on, in training only, but is not
+    used for the first `warmup` steps (1,000 there).
     Raises ValueError for a loss that is no PairLoss, or was made without `dim`.
     """
 
@@ -71,9 +71,9 @@ class XBM(Wrapper):
         if loss.dim is None:
             raise ValueError("xbm holds embeddings of one length: it needs dim")
         self.register_buffer("memory", torch.zeros(self.size, loss.dim))
-        # -1: still empty.
+        # -1: empty so far.
         self.register_buffer("memory_labels", torch.full((self.size,), -1))
-        # Where the next one goes.
+        # The place of the next embedding.
         self.register_buffer("position", torch.zeros((), dtype=torch.long))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
@@ -90,20 +90,20 @@ class XBM(Wrapper):
         same = labels[:, None] == self.memory_labels
         different = ~same & (self.memory_labels >= 0)
         if self.training:
-            # A sample is no positive of its own entry.
+            # A sample is not a positive of its own entry in the memory.
             same.scatter_(1, slots[:, None], False)
         others = self.loss.project(self.memory.to(x.dtype))
         loss = self.loss.pairs(self.loss.project(x), others, same, different)
         self._zero_share = self.loss.share_of_zeros()
         if self.warmup:
-            # Both are computed: to ask the device for the step would wait for it.
+            # Both are computed: reading the step from the device would wait for it.
             alone = self.loss.compute(x, labels)
             loss = torch.where(self.steps > self.warmup, loss, alone)
         return loss
 
     @override
     def share_of_zeros(self) -> Tensor | None:
-        """Of the terms with the memory, also in the warm-up."""
+        """The share of zero terms with the memory, also during the warm-up."""
         return self._zero_share
 
     def _remember(self, x: Tensor, labels: Tensor, slots: Tensor) -> None:
@@ -117,7 +117,7 @@ class Language(Wrapper):
     """`loss` plus `weight` times the mean over rows of KL(softmax T || softmax S), S = x x^T.
 
     Roth et al., CVPR 2022.  T = 1 + `similarity` (C, C) of the classes, by default
-    `texts.similarities(texts, classes)`; S and T are 2 where the classes are the same.
+    `texts.similarities(texts, classes)`; S and T are 2 for two samples of one class.
     Raises ValueError for a similarity of another shape, or a loss made without `num_classes`.
     """
 
@@ -142,7 +142,7 @@ class Language(Wrapper):
         if similarity is None and classes is not None:
             similarity = similarities(texts, classes)
         elif similarity is None:
-            # Enough for what needs no classes, as how outputs are compared.
+            # Enough for uses without class names, such as reading `metric`.
             similarity = np.eye(loss.num_classes)
         matrix = torch.as_tensor(similarity, dtype=torch.float32)
         shape = (loss.num_classes, loss.num_classes)

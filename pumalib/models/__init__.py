@@ -1,7 +1,7 @@
 """Embedding models: a backbone and the parts that a method adds to it.
 
-`build` makes one by name, `count_parameters` counts it, `load_model` brings a trained one back.
-Read `puma` for the idea, and `parts` for how to add a part of your own.
+`build` makes a model by name, `count_parameters` counts its parameters, `load_model` loads a
+trained one.  Read `puma` for the idea, and `parts` to add a part of your own.
 """
 
 from . import backbones

@@ -11,7 +11,7 @@ from .puma import Gate, gated
 
 
 class LowRank(nn.Module):
-    """A low-rank change of those of one layer's query, key and value that `targets` names."""
+    """A low-rank update of one layer's query, key or value projections, those in `targets`."""
 
     def __init__(self, width: int, rank: int, targets: str = "qv", scale: float = 1.0):
         super().__init__()
@@ -27,9 +27,10 @@ class LowRank(nn.Module):
     def forward(
         self, h: Tensor, products: list[Tensor], gate: Tensor | None = None
     ) -> list[Tensor]:
-        """Query, key and value (B, N, D) of the normalised input `h` (B, N, D), changed.
+        """Add the low-rank update to query, key and value (B, N, D) of the normalised input `h`.
 
-        `gate` is gamma, (B,) or (1,), as of a stochastic adapter; None: always on.
+        `h` is (B, N, D).  `gate` is gamma, (B,) or (1,), as in a stochastic adapter; None: always
+        on.
         """
         changed = list(products)
         for target, down, up in zip(self.targets, self.down, self.up):
@@ -38,7 +39,7 @@ class LowRank(nn.Module):
 
 
 class LoRA(Part, nn.ModuleList):
-    """The low-rank change of each layer: `lora[layer]`."""
+    """The low-rank updates of all layers: `lora[layer]`."""
 
     gate_name = "lora"
 
@@ -56,13 +57,13 @@ class LoRA(Part, nn.ModuleList):
         self.gate = gate or Gate()
 
     def draw_gates(self, images: int, generator: torch.Generator | None) -> Tensor | None:
-        """The gates (L, 2, B) of one step, of which the first of each layer is used."""
+        """The gates (L, 2, B) of one step; LoRA uses the first of each layer's two."""
         return self.gate.draw(len(self), images, self.training, generator, self.progress)
 
     def qkv(
         self, layer: int, h: Tensor, products: list[Tensor], gates: Tensor | None
     ) -> list[Tensor]:
-        """Query, key and value of this layer, changed."""
+        """This layer's query, key and value with the low-rank update."""
         gate = None
         if gates is not None:
             gate = gates[layer, 0]

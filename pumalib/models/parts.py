@@ -1,13 +1,13 @@
-"""What a method may add to a vision transformer: `Part`, and the part of a module of its own.
+"""Parts that a method can add to a vision transformer, yours included.
 
-PUMA's parts (`puma`), one prompt for all images (`vpt`) and LoRA (`lora`) are such parts.  Another
-one is a file `pumalib/models/<name>.py` with two classes, and a line in `config.METHODS`,
+PUMA's parts (`puma`), one prompt for all images (`vpt`) and LoRA (`lora`) are examples.  To add a
+part, write a file `pumalib/models/<name>.py` with two classes, and a line in `config.METHODS`,
 `Method("my-method", part="<name>", part_settings={...})`:
 
 - `Settings`, a frozen dataclass whose defaults switch the part on;
 - `Part`, a subclass of the `Part` below, constructed as `Part(settings, shapes)`.
 
-`tests/test_parts.py` has the parts of three published methods so: (IA)3, BitFit and SSF.
+`tests/test_parts.py` has three published methods as examples: (IA)3, BitFit and SSF.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from .. import config
 
 BRANCHES = ("attn", "mlp")
-# What has a weight or a bias in the backbone, and the activation between the two of an MLP, in
-# their order: the first before all layers, the last after them, the others in each layer.
+# The modules of the backbone with a weight or a bias, and the activation inside an MLP, in order:
+# the first before all layers, the last after them, the others in each layer.
 PLACES = ("patch_embed", "norm1", "qkv", "proj", "norm2", "fc1", "act", "fc2", "norm")
 PLACES_OF_A_LAYER = PLACES[1:-1]
 
@@ -37,23 +37,23 @@ PLACES_OF_A_LAYER = PLACES[1:-1]
 class Shapes:
     """The sizes of a backbone of plain blocks."""
 
-    # D, features of a token.
+    # D, the number of features of a token.
     width: int
-    # L, blocks.
+    # L, the number of blocks.
     layers: int
     # Features between the two linear layers of an MLP.
     hidden: int
-    # Heads of the attention.
+    # Attention heads.
     heads: int
 
     def layers_at(self, place: str) -> int:
-        """How often one of `PLACES` comes: in each layer, or once."""
+        """How often one of `PLACES` occurs: once in each layer, or once in all."""
         if place in PLACES_OF_A_LAYER:
             return self.layers
         return 1
 
     def features(self, place: str) -> int:
-        """How many features a token has at one of `PLACES`; query, key and value are side by side.
+        """The number of features per token at one of `PLACES`; "qkv" has all three side by side.
 
         >>> Shapes(width=384, layers=12, hidden=1536, heads=6).features("qkv")
         1152
@@ -66,17 +66,17 @@ class Shapes:
 
 
 class Part(nn.Module):
-    """Something that a method adds to a vision transformer.
+    """A module that a method adds to a vision transformer.
 
-    A subclass overrides the hooks it needs; each by itself changes nothing.  Its parameters are
-    trained but those that it freezes itself, and all of them are saved, with its buffers.
+    A subclass overrides the hooks it needs; the others change nothing.  Its parameters are trained,
+    unless it freezes them itself; all parameters and buffers are saved.
 
     Shapes: B images, N tokens, D width of the backbone; `layer` counts from 0.
     """
 
-    # The key of this part's gates among those of a step.
+    # The key of this part's gates in the dict of a step.
     gate_name = "part"
-    # The share of the training, 0 to 1, that is done when gates are drawn.
+    # The finished share of the training, 0 to 1, when gates are drawn.
     progress = 0.0
     # Whether the class token's position embedding is added to the tokens before the first layer.
     at_class_position = False
@@ -86,56 +86,55 @@ class Part(nn.Module):
     ) -> tuple[Tensor, Tensor | None] | None:
         """Tokens (B, n, D) to put after the class token before `layer`, or None for no change.
 
-        `patches` (B, N, D) are the embedded patches without their positions.  Tokens given before
-        a later layer take the place of those from before.  The second value is the weights (B, M)
-        by which an image chose among M prompts, or None.
+        `patches` (B, N, D) are the embedded patches without their positions.  Tokens for a later
+        layer replace the part's earlier ones.  The second value is the weights (B, M) of an image
+        for M prompts, or None.
         """
 
     def qkv(
         self, layer: int, h: Tensor, products: list[Tensor], gates: Tensor | None
     ) -> list[Tensor]:
-        """Change query, key and value of all heads, (B, N, D) each, of the normalised input `h`."""
+        """Change query, key and value (B, N, D) of all heads, computed from the normalised `h`."""
         return products
 
     def activations(self, layer: int, place: str, x: Tensor, gates: Tensor | None) -> Tensor:
-        """Change what the backbone gives at a place of `PLACES`, (B, N, `shapes.features(place)`).
+        """Change the activations `x` at one of `PLACES`, (B, N, `shapes.features(place)`).
 
         `layer` is 0 at "patch_embed", which has no class token, and at "norm" (the identity in a
-        backbone that normalises what it has pooled).  At the last MLP, N may be the class token
-        alone.
+        backbone that normalises after pooling).  At the last MLP, N may be the class token alone.
         """
         return x
 
     def addition(
         self, layer: int, branch: str, h: Tensor, out: Tensor, gates: Tensor | None
     ) -> Tensor | None:
-        """What to add to a branch of `BRANCHES`, (B, N, D) or (D,), or None for nothing.
+        """The term to add to one of `BRANCHES`, (B, N, D) or (D,), or None for nothing.
 
-        `h` (B, N, D) is the normalised input of the branch, and `out` (B, N, D) what it gives.
-        At the last MLP, N may be the class token alone.
+        `h` (B, N, D) is the normalised input of the branch, and `out` (B, N, D) its output.  At the
+        last MLP, N may be the class token alone.
         """
 
     def draw_gates(self, images: int, generator: torch.Generator | None) -> Tensor | None:
-        """Draw the gates of one step, (..., images) or (..., 1), or None where it has none.
+        """Draw the gates of one step, (..., images) or (..., 1), or None for a part without gates.
 
-        They are random in training, and say in evaluation (`self.training` is false) what stands
-        for them.  The other hooks are given them as `gates`; None there means that all are open.
+        They are random in training; in evaluation (`self.training` is false) they are constants
+        in their place.  The other hooks get them as `gates`; None means that all are open.
         """
 
 
 def own_part(method: config.Method, shapes: Shapes) -> Part:
-    """Make the part of a module of its own that `method.part` names.
+    """Make the part of the module that `method.part` names.
 
-    Raises ValueError where there is no such part, or where `method.part_settings` are not its own.
+    Raises ValueError if there is no such part, or it does not have `method.part_settings`.
     """
     part: Part = _module(method.part).Part(_settings(method), shapes)
     return part
 
 
 def part_settings(method: config.Method) -> dict[str, Any]:
-    """All settings of a method's own part, with the defaults of those that it leaves out.
+    """All settings of a method's own part, defaults included; {} without such a part.
 
-    {} where it has no such part.  Raises ValueError as `own_part` does.
+    Raises ValueError as `own_part` does.
     """
     if not method.part:
         return {}
@@ -145,10 +144,10 @@ def part_settings(method: config.Method) -> dict[str, Any]:
 def with_own_settings(
     method: str | config.Method, settings: Mapping[str, Any], known: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Settings by their names, those of the method's own part gathered in `part_settings`.
+    """The settings by name, with those of the method's own part collected in `part_settings`.
 
-    `known` are names that are no settings of a method and stay as they are.  Raises ValueError for
-    an unknown name, for one that both the method and its part have, and as `own_part` does.
+    `known` are other allowed names, which stay as they are.  Raises ValueError for an unknown name,
+    for a name that both the method and its part have, and as `own_part` does.
     """
     chosen = config.method(method)
     part = settings.get("part", chosen.part)
@@ -188,7 +187,7 @@ def _settings(method: config.Method) -> Any:
 
 def _module(name: str) -> ModuleType:
     package = sys.modules[__package__]
-    # Only what lies in the package is imported, whatever the name.
+    # Only modules of this package are imported, also for a name with dots.
     names = [found.name for found in pkgutil.iter_modules(package.__path__)]
     if name not in names:
         parts = [other for other in names if _is_part(_imported(other))]
@@ -214,7 +213,7 @@ def _is_part(module: ModuleType) -> bool:
 
 
 def _strict(settings: type) -> Any:
-    """A dataclass that checks its fields, and refuses those it does not have."""
+    """The dataclass with checks of its fields by pydantic; unknown fields are refused."""
     if pydantic.dataclasses.is_pydantic_dataclass(settings):
         return settings
     return pydantic.dataclasses.dataclass(frozen=True, config=config.CHECKED)(settings)

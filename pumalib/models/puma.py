@@ -1,4 +1,4 @@
-"""PUMA: stochastic adapters beside every block, and a prompt chosen by the image (Sec. 4).
+"""PUMA: stochastic adapters beside every block, and a conditional prompt per image (Sec. 4).
 
 Shapes: B images, N tokens, D width of the backbone, L layers, r bottleneck of an adapter, M prompts
 of N_p tokens.
@@ -29,8 +29,8 @@ def draw_gates(
 ) -> Tensor:
     """Draw the gamma of Eq. 5 for one training step: independent Bernoulli(keep).
 
-    (L, 2, B) for layers, branches and images if `per` "sample", as in the authors' code, or
-    (L, 2, 1) if `per` "batch".  `divide` by p = `keep`, to have the expectation 1.
+    (L, 2, B) for layers, branches and images with `per` "sample", as in the authors' code, or
+    (L, 2, 1) with `per` "batch".  `divide`: by p = `keep`, so that the expectation is 1.
     """
     if per == "batch":
         images = 1
@@ -42,12 +42,11 @@ def draw_gates(
 
 @dataclass(frozen=True)
 class Gate:
-    """How the gamma of Eq. 5 is drawn, and when; the other settings are those of `draw_gates`.
+    """How and when the gamma of Eq. 5 is drawn; see `draw_gates` for `keep`, `per` and `divide`.
 
-    `schedule` "constant" draws it in every step of a training, "early" in the first half of the
-    steps, after which every gate is open, and "late" in the second half, before which every gate
-    is open.  So are early and late dropout (Liu et al., ICML 2023), switched at half of the
-    training and at once.
+    `schedule` "constant" draws it in every training step, "early" only in the first half of the
+    steps, "late" only in the second half; in the other half every gate is open.  These are early
+    and late dropout (Liu et al., ICML 2023), switched abruptly at half of the training.
     """
 
     keep: float = 1.0
@@ -56,7 +55,7 @@ class Gate:
     schedule: str = "constant"
 
     def is_drawn(self, progress: float) -> bool:
-        """Whether gates are drawn when this share of the training, 0 to 1, is done."""
+        """Whether gates are drawn at this finished share of the training, 0 to 1."""
         if self.schedule == "early":
             return progress < 0.5
         if self.schedule == "late":
@@ -71,10 +70,10 @@ class Gate:
         generator: torch.Generator | None,
         progress: float = 0.0,
     ) -> Tensor | None:
-        """Draw the gates of a step in training; in evaluation (L, 2, 1), the same for every image.
+        """Draw the gates of a training step; in evaluation (L, 2, 1), the same for every image.
 
-        None where there is nothing to draw: every gate is open.  `progress` is the share of the
-        training that is done; evaluation has the expectation of the gates at the training's end.
+        None if every gate is open.  `progress` is the finished share of the training, 0 to 1;
+        evaluation uses the expectation of the gates at the end of training.
         """
         if layers == 0 or self.keep >= 1:
             return None
@@ -91,7 +90,7 @@ class Gate:
                 divide=self.divide,
                 generator=generator,
             )
-        # The expectation of what training draws: 1 where it divides by p, else p.
+        # The expectation in training: 1 if it divides by p, else p.
         expected = self.keep
         if self.divide and self.keep > 0:
             expected = 1.0
@@ -99,7 +98,7 @@ class Gate:
 
 
 def gated(hidden: Tensor, scale: float, gate: Tensor | None) -> Tensor:
-    """Gamma * s * hidden, (B, N, r): on the narrow side of a bottleneck the factors cost least.
+    """Gamma * s * hidden, (B, N, r): applied inside the bottleneck, where it is cheapest.
 
     `gate` is gamma, (B,) or (1,); None: always on.
     """
@@ -113,10 +112,10 @@ def gated(hidden: Tensor, scale: float, gate: Tensor | None) -> Tensor:
 
 
 class StochasticAdapter(nn.Module):
-    """gamma * s * ReLU(h W_down) W_up, beside a branch of a layer (Eq. 4 and 5, Sec. 4.2).
+    """gamma * s * ReLU(h W_down) W_up, in parallel to a branch of a layer (Eq. 4 and 5, Sec. 4.2).
 
-    h is the branch's normalised input.  s = `scale` is 1 in Eq. 5 and 0.1 in the authors' code;
-    `start` "code" is theirs, "usual" that of a linear layer.
+    h is the branch's normalised input.  s = `scale` is 1 in Eq. 5 and 0.1 in the authors' code.
+    `start`: initialise W_down as in the authors' code ("code") or as a linear layer ("usual").
     """
 
     def __init__(self, width: int, rank: int, scale: float = 0.1, start: str = "code"):
@@ -128,7 +127,7 @@ class StochasticAdapter(nn.Module):
         if start == "code":
             bound = math.sqrt(3 / rank)
         nn.init.uniform_(self.down.weight, -bound, bound)
-        # Untrained it changes nothing.
+        # Zeros: an untrained adapter changes nothing.
         nn.init.zeros_(self.up.weight)
 
     def forward(self, h: Tensor, gate: Tensor | None = None) -> Tensor:
@@ -138,9 +137,9 @@ class StochasticAdapter(nn.Module):
 
 
 class Adapters(Part, nn.ModuleList):
-    """A stochastic adapter beside the branches of each layer (Eq. 5): `adapters[layer][branch]`.
+    """Stochastic adapters in parallel to the branches of each layer: `adapters[layer][branch]`.
 
-    Beside the MLP alone it is AdaptFormer (Chen et al., NeurIPS 2022).
+    Eq. 5.  Adapters at the MLP alone are AdaptFormer (Chen et al., NeurIPS 2022).
     """
 
     gate_name = "adapter"
@@ -163,7 +162,7 @@ class Adapters(Part, nn.ModuleList):
             for branch in branches:
                 beside[branch] = StochasticAdapter(width, rank, scale, start)
             if start == "code":
-                # In the authors' code both branches start equal.
+                # In the authors' code both branches start with equal weights.
                 beside["mlp"].load_state_dict(beside[branches[0]].state_dict())
             self.append(beside)
 
@@ -174,7 +173,7 @@ class Adapters(Part, nn.ModuleList):
     def addition(
         self, layer: int, branch: str, h: Tensor, out: Tensor, gates: Tensor | None
     ) -> Tensor | None:
-        """Gamma times the adapter of Eq. 4, where this layer's branch has one."""
+        """Gamma times the adapter of Eq. 4; None if this layer's branch has no adapter."""
         if layer >= len(self):
             return None
         beside = cast(nn.ModuleDict, self[layer])
@@ -190,10 +189,10 @@ class Adapters(Part, nn.ModuleList):
 
 
 class PromptPool(Part):
-    """A memory of prompts (P_m, K_m, A_m) from which an image's patches choose (Eq. 6 to 9).
+    """A pool of prompts (P_m, K_m, A_m), combined for each image by its patches (Eq. 6 to 9).
 
-    `attention` "free" uses A_m as it is (Eq. 8), "softmax" normalises it over the features (as
-    in the authors' code).
+    `attention` "free" uses A_m unchanged (Eq. 8), "softmax" normalises it over the features, as in
+    the authors' code.
     """
 
     def __init__(self, width: int, prompts: int = 20, length: int = 8, attention: str = "free"):
@@ -208,14 +207,14 @@ class PromptPool(Part):
     def tokens(
         self, patches: Tensor, layer: int, gates: Tensor | None
     ) -> tuple[Tensor, Tensor | None] | None:
-        """The conditional prompt, put before the first layer (Eq. 10), and its weights."""
+        """The conditional prompt for the first layer (Eq. 10), and its weights; else None."""
         if layer > 0:
             return None
         return self(patches)
 
     def forward(self, patches: Tensor) -> tuple[Tensor, Tensor]:
         """Patch embeddings (B, N, D) -> conditional prompts (B, N_p, D), their weights (B, M)."""
-        # A cosine in bfloat16 has two digits.
+        # In bfloat16 a cosine would have only two digits.
         with torch.autocast(patches.device.type, enabled=False):
             # Eq. 6, (B, D)
             query = (patches.mean(1) + patches.amax(1)).float()

@@ -9,18 +9,18 @@ from .parts import Part
 
 
 class SinglePrompt(Part):
-    """One prompt for every image: before the first layer or, VPT-deep, anew before each.
+    """One prompt for all images: before the first layer or, in VPT-deep, a new one before each.
 
-    `layers` says before how many.  `start` "code" is uniform, as in the authors' code of PUMA,
-    "usual" a truncated normal of deviation 0.02.
+    `layers` is the number of layers with a prompt.  `start` "code" is uniform, as in the code of
+    PUMA's authors, "usual" a truncated normal with standard deviation 0.02.
     """
 
     def __init__(self, width: int, length: int = 8, layers: int = 1, start: str = "code"):
         super().__init__()
         prompts = nn.init.trunc_normal_(torch.empty(layers, length, width), std=0.02)
         if start == "code":
-            # A deviation of 0.045 for the 384 features of ViT-S.  Drawn after the usual one, not
-            # in its place: what is initialised next then keeps its numbers.
+            # A standard deviation of 0.045 for the 384 features of ViT-S.  Drawn in addition to the
+            # usual start, so that the random numbers of later initialisations do not change.
             bound = 0.045 * math.sqrt(3 * 384 / width)
             nn.init.uniform_(prompts, -bound, bound)
         self.prompts = nn.Parameter(prompts)
@@ -28,11 +28,11 @@ class SinglePrompt(Part):
     def tokens(
         self, patches: Tensor, layer: int, gates: Tensor | None
     ) -> tuple[Tensor, Tensor | None] | None:
-        """The prompt before this layer, if it has one, and no weights."""
+        """The prompt before this layer and no weights; None if the layer has no prompt."""
         if layer >= len(self.prompts):
             return None
         return self(patches, layer)
 
     def forward(self, patches: Tensor, layer: int = 0) -> tuple[Tensor, None]:
-        """The prompt before this layer for each of B images, (B, N_p, D), and no weights."""
+        """The prompt before this layer for B images, (B, N_p, D), and no weights."""
         return self.prompts[layer].expand(patches.shape[0], -1, -1), None

@@ -1,17 +1,17 @@
-"""A head that is computed and not trained: features whitened by their spread within classes."""
+"""A head that is computed, not trained: it whitens the features within classes."""
 
 import torch
 from torch import Tensor, nn
 
-# The estimate is drawn towards a round spread as if by so many images for each feature.  Chosen on
+# Strength of the shrinkage: the isotropic prior counts as this many images per feature.  Chosen on
 # held-out training classes of three datasets of photographs, docs/own-images.md.
 PRIOR = 3
 
 
 def fit(head: nn.Linear, features: Tensor, labels: Tensor) -> None:
-    """Set a square head by features (n, D) and their classes (n,), as `whitening` has it.
+    """Set a square linear head to the `whitening` of features (n, D) and their classes (n,).
 
-    Raises ValueError as that does.
+    Raises ValueError as `whitening` does.
     """
     weight, bias = whitening(features, labels)
     with torch.no_grad():
@@ -20,15 +20,15 @@ def fit(head: nn.Linear, features: Tensor, labels: Tensor) -> None:
 
 
 def whitening(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The map x -> W x + b that makes the spread within classes alike in all directions.
+    """The map x -> W x + b that makes the within-class covariance isotropic.
 
     `features` (n, D) and `labels` (n,) give W (D, D) and b (D,), float64; the mean of all features
-    becomes 0.  W is the inverse square root of the covariance about the classes' means (Hatch et
-    al., Interspeech 2006; of image retrieval Mikolajczyk & Matas, ICCV 2007), shrunk towards a
-    multiple of the identity (Ledoit & Wolf, J. Multivariate Analysis 2004), here by a weight that
-    depends on n and D alone.  It is symmetric, so what does not differ keeps its place.
+    becomes 0.  W is the inverse square root of the within-class covariance (Hatch et al.,
+    Interspeech 2006; for image retrieval Mikolajczyk & Matas, ICCV 2007), shrunk towards a multiple
+    of the identity (Ledoit & Wolf, J. Multivariate Analysis 2004), here with a weight that depends
+    only on n and D.  W is symmetric, so it scales directions and does not rotate them.
 
-    Raises ValueError where no class has two images that differ.
+    Raises ValueError if no class has two different images.
     """
     x = features.double()
     n, width = x.shape
@@ -49,7 +49,7 @@ def whitening(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     share = n / (n + PRIOR * width)
     shrunk = share * covariance + (1 - share) * mean_variance * torch.eye(width, dtype=x.dtype)
     values, directions = torch.linalg.eigh(shrunk)
-    # Of a round spread W is the identity.
+    # For an isotropic covariance W is the identity.
     scales = (mean_variance / values).sqrt()
     weight = directions * scales @ directions.T
     return weight, -weight @ x.mean(0)
