@@ -62,8 +62,8 @@ def frozen(
 
     Its embeddings are the pooled features of timm's model with `num_classes=0`, of length 1.
     `image_size` in pixels is by default the model's own.  Images pass timm's own evaluation
-    transform, unless `resize` (see `config.Data`) says otherwise; those of a mini_vit, the
-    transform of `mini`.  Other arguments and errors are those of `models.backbones.create`.
+    transform, unless `resize` (see `config.Data`) says otherwise; a mini_vit uses the transform of
+    `mini`.  Other arguments and errors are those of `models.backbones.create`.
     """
     own_size = backbones.native_size(backbone)
     if backbone in backbones.EMBEDDED:
@@ -192,9 +192,9 @@ class Embedder:
         An image is a file's path or its bytes, an open file, a PIL image, an array uint8 (H, W, 3),
         (H, W, 4) with transparency or (H, W) of grey, or a tensor uint8 with the channels first.
         All kinds give the same embedding: each image is resized and cropped as the run's test
-        images were.  (A model of `mini` is an exception: it takes a picture of the network's size
-        without resizing, like those of `mini`.)  `prepared` images are instead tensors
-        (3, size, size) of floats that are already normalised for the network.
+        images were.  (A model of `mini` is an exception: it does not resize a picture that already
+        has the network's size.)  `prepared` images are instead tensors (3, size, size) of floats
+        that are already normalised for the network.
 
         `workers` threads decode the next batch while the network embeds this one; 0: no threads.
         A generator is read one batch at a time, two with workers.  Raises ValueError for anything

@@ -1,4 +1,4 @@
-"""Options and arguments that both command lines have, `python -m pumalib` and `puma_study`."""
+"""Options and arguments that both command lines share, `python -m pumalib` and `puma_study`."""
 
 import math
 import os
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def assigned(context: click.Context, option: click.Parameter, pairs: tuple[str, ...]) -> dict:
-    """{"name": value} of "name=value", the values read as YAML."""
+    """Parse "name=value" pairs into {"name": value}, with the values as YAML."""
     if not pairs:
         return {}
     from . import config
@@ -42,7 +42,7 @@ def assigned(context: click.Context, option: click.Parameter, pairs: tuple[str, 
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is written as a literal of Python: YAML has dates and infinity too."""
+    """Whether a value is plain data: YAML also has dates and infinity, which are refused."""
     if isinstance(value, dict):
         return all(_is_plain(part) for part in [*value, *value.values()])
     if isinstance(value, list):
@@ -53,7 +53,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether the bytes of an argument were text in the locale's encoding."""
+    """Whether an argument was valid text in the locale's encoding."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -86,11 +86,11 @@ settings_option = click.option(
     help="a setting of the method",
 )
 
-# Fields of a profile that one run has no use for.
+# Fields of a profile that do not apply to one run.
 OF_SEVERAL = ("seeds", "side_seeds", "further_seeds", "jobs", "dask", "train")
 
 
-def asked_run(  # noqa: PLR0917 - as the commands have them
+def asked_run(  # noqa: PLR0917 - the options of the commands
     method: str,
     profile: str,
     values: dict[str, Any],
@@ -98,9 +98,9 @@ def asked_run(  # noqa: PLR0917 - as the commands have them
     seed: int | None,
     settings: dict[str, Any],
 ) -> tuple["Run", Path]:
-    """The run that these options ask for, and the folder of its profile's results.
+    """The run that these options describe, and the folder of its profile's results.
 
-    Raises ValueError or click.UsageError where one of them is wrong.
+    Raises ValueError or click.UsageError if an option is wrong.
     """
     for name in OF_SEVERAL:
         if name in values:
@@ -110,12 +110,12 @@ def asked_run(  # noqa: PLR0917 - as the commands have them
     config.require_values(values)
     chosen = config.profile(profile_name(profile), **from_shell(values))
     own = models.with_own_settings(method, settings)
-    config.method(method, **own)  # refuses what is no setting of a method
+    config.method(method, **own)  # raises ValueError for unknown settings
     return chosen.run(method, loss=loss, seed=seed, **own), paths.RESULTS / chosen.name
 
 
 def profile_name(name: str) -> str:
-    """A profile's name, or its file as the shell means it where it has such a file."""
+    """A profile's name, or the full path of its file if that is in the current folder."""
     near = absolute(name)
     if name.endswith((".yaml", ".yml")) and near.is_file() and near != paths.resolve(name):
         return str(near)
@@ -123,9 +123,9 @@ def profile_name(name: str) -> str:
 
 
 def from_shell(values: dict[str, Any]) -> dict[str, Any]:
-    """Changes of a profile, in which paths are as the shell means them where it has them.
+    """Make the paths among a profile's changes absolute if they exist from the current folder.
 
-    Else they are the project's, and stay as they were given.
+    Other paths are relative to the project and stay as given.
     """
     changed = dict(values)
     for name in ("root", "split", "pretrained"):
@@ -139,18 +139,18 @@ def from_shell(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def here(context: click.Context, parameter: click.Parameter, path: str | None) -> Path | None:
-    """A path as the shell means it: relative to the folder where it stands."""
+    """The absolute path of an argument that is relative to the current folder."""
     if path is None:
         return None
     return absolute(path)
 
 
 def absolute(path: str) -> Path:
-    """Without "..", but a link stays one: a folder is known by the name that it was given."""
+    """The absolute path without "..", with links unresolved: a folder keeps its given name."""
     return Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
 
 
 def known_path(path: str) -> Path:
-    """A path as the shell means it where there is such a file or folder, else the project's."""
+    """The path from the current folder if it exists, else from the project."""
     near = absolute(path)
     return near if near.exists() else paths.resolve(path)

@@ -1,8 +1,8 @@
-"""Every folder of the project, whatever the current one.
+"""The folders of the project, independent of the current folder.
 
-`PUMALIB_ROOT` moves all of them, `PUMALIB_RESULTS` and `PUMALIB_CACHE` what is written.  Where
-pumalib is installed without a checkout around it, the project is the current folder, and those that
-only the checkout has (`NOTEBOOKS`, `PROFILES`, `PAPER`, `MINI`) raise FileNotFoundError.
+`PUMALIB_ROOT` moves all of them, `PUMALIB_RESULTS` and `PUMALIB_CACHE` those that are written to.
+If pumalib is installed without a checkout around it, the project is the current folder, and folders
+that only the checkout has (`NOTEBOOKS`, `PROFILES`, `PAPER`, `MINI`) raise FileNotFoundError.
 """
 
 import errno
@@ -20,7 +20,7 @@ from pathlib import Path
 
 
 def _from_environment(variable: str, default: Path) -> Path:
-    """The folder that an environment variable names; one that is not set, or empty, names none."""
+    """The folder in an environment variable; `default` if it is unset or empty."""
     named = os.environ.get(variable)
     folder = Path(named) if named else default
     return folder.expanduser().resolve()
@@ -38,7 +38,7 @@ def _default_root() -> Path:
 
 
 def _cache_of_user() -> Path:
-    """Where this platform keeps what programs can make again."""
+    """The user's cache folder for pumalib on this platform."""
     if sys.platform == "darwin":
         parent = "~/Library/Caches"
     elif sys.platform == "win32":
@@ -55,9 +55,9 @@ def _default_cache() -> Path:
 
 
 def _warn_of_another_checkout(root: Path) -> None:
-    """Warn where this code is one checkout's, and another one is named or stood in.
+    """Warn if this code is from one checkout, but `root` or the current folder is another.
 
-    Where two share an environment, a kernel imports the one that is installed there.
+    If two checkouts share an environment, a kernel imports the one that is installed there.
     """
     around = Path(__file__).resolve().parent.parent
     if not _is_checkout(around):
@@ -77,19 +77,19 @@ IN_CHECKOUT = _is_checkout(ROOT)
 RESULTS = _from_environment("PUMALIB_RESULTS", ROOT / "results")
 CACHE = _from_environment("PUMALIB_CACHE", _default_cache())
 
-# Bytes of a name, beyond which nothing is added to it: file systems take 255.
+# The most bytes of a name that is extended for a temporary file: file systems allow 255.
 _LONG = 200
-# What more space does not help against.
+# Errors for which more disk space does not help.
 _NOT_OURS_TO_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
-# What `written_whole` writes to before it renames: sixteen hexadecimal digits at random, since
-# another container has a process of the same number.  Nobody else calls a file so.
+# Temporary files of `written_whole`, with sixteen random hexadecimal digits: process numbers could
+# repeat in another container.  No other program uses such names.
 _TEMPORARY = re.compile(r"\..+\.pumalib-[0-9a-f]{16}\.tmp")
-# Seconds after which one that nobody has written to since belongs to a dead process.
+# Seconds without a change after which such a file belongs to a dead process.
 _ABANDONED = 24 * 60 * 60
 
-# Folders that `written_whole` has swept: to list one of thousands of files at every write would be
-# slow.
+# Folders that `written_whole` has swept already: listing thousands of files at every write would
+# be slow.
 _swept: set[Path] = set()
 
 _OF_CHECKOUT = {
@@ -101,7 +101,7 @@ _OF_CHECKOUT = {
 
 
 def __getattr__(name: str) -> Path:
-    """A folder that only the checkout has; FileNotFoundError where pumalib runs without one."""
+    """A folder of the checkout; FileNotFoundError if pumalib runs without a checkout."""
     if name not in _OF_CHECKOUT:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     folder = _OF_CHECKOUT[name]
@@ -114,12 +114,12 @@ def __getattr__(name: str) -> Path:
 
 
 def resolve(path: str | Path) -> Path:
-    """`path` if absolute, else relative to the project's root, whatever the current folder."""
+    """`path` if absolute, else relative to the project's root, not to the current folder."""
     return ROOT / Path(path).expanduser()
 
 
 def find(path: str | Path) -> Path:
-    """What is to be read: `resolve`, or the current folder's where the project has no such."""
+    """`path` for reading: in the project if it exists there, otherwise in the current folder."""
     of_project = resolve(path)
     here = Path.cwd() / Path(path).expanduser()
     if not of_project.exists() and here.exists():
@@ -128,32 +128,32 @@ def find(path: str | Path) -> Path:
 
 
 def shown(path: Path) -> str:
-    """`path` relative to the project, as it reads on any machine; one elsewhere as it is."""
+    """`path` relative to the project, with forward slashes; unchanged if it is elsewhere."""
     if path.is_relative_to(ROOT):
         return path.relative_to(ROOT).as_posix()
     return str(path)
 
 
 def printable(text: object) -> str:
-    """What is shown of a name: what is not UTF-8, or what a terminal would obey, as escapes."""
+    """`text` for display: bytes that are not UTF-8, and control characters, as escapes."""
     name = os.fsencode(str(text)).decode(errors="backslashreplace")
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in name)
 
 
 def state(known: os.stat_result) -> tuple[int, int, int, int]:
-    """What changes with the contents of a file, by what the file system knows of it.
+    """Size, times of change and inode of a file, which change when its contents do.
 
-    Size and time of change alone can be those of other contents, as after `cp -p`.
+    Size and modification time alone can be the same for other contents, as after `cp -p`.
     """
     return known.st_size, known.st_mtime_ns, known.st_ctime_ns, known.st_ino
 
 
 @contextmanager
 def written_whole(path: Path, durable: bool = True) -> Iterator[Path]:
-    """Give a temporary path to write to, renamed to `path` only if nothing was raised.
+    """Give a temporary path to write to, and rename it to `path` if nothing was raised.
 
-    After it the file is whole on the disk, whatever happens to the power.  What is made again where
-    it is empty need not be `durable`: thousands of small files are faster so.
+    If `durable`, the file is then whole on disk even after a power loss.  Thousands of small files
+    are faster without, for files that are made again if empty.
 
     Raises OSError, which names the remedy, where it cannot be written.
     """
@@ -167,7 +167,7 @@ def written_whole(path: Path, durable: bool = True) -> Iterator[Path]:
             sweep(path.parent)
         yield temporary
         if durable:
-            # Before the name: else a power loss may leave the name, and a file without contents.
+            # Before the rename: otherwise a power loss may leave an empty file of that name.
             _sync_file(temporary)
         temporary.replace(path)
         if durable:
@@ -180,7 +180,7 @@ def written_whole(path: Path, durable: bool = True) -> Iterator[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, so that a power loss does not take them away again."""
+    """Make a folder and its parents, so that they survive a power loss."""
     missing = [above for above in (folder, *folder.parents) if not above.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in reversed(missing):
@@ -188,21 +188,21 @@ def make_folder(folder: Path) -> None:
 
 
 def _sync_file(file: Path) -> None:
-    """Let the contents of a file reach the disk."""
-    # To be written to, as Windows asks.
+    """Flush the contents of a file to disk."""
+    # Opened for writing, as Windows requires.
     with file.open("rb+") as opened:
         os.fsync(opened.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Let the names in a folder reach the disk; Windows does so by itself."""
+    """Flush the names in a folder to disk; Windows needs no call."""
     if sys.platform == "win32":
         return
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
     except OSError as error:
-        # Some network file systems cannot, and need not.
+        # Some network file systems do not support it, and do not need it.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -210,7 +210,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remedy(path: Path, error: OSError) -> str:
-    """What helps where `path` could not be written, and what is not lost by that."""
+    """The advice in a message that `path` could not be written: a remedy, and what is not lost."""
     if error.errno == errno.ENAMETOOLONG:
         return "shorten its name"
     helps = f"free some space on the disk of {path.parent}"
@@ -222,7 +222,7 @@ def remedy(path: Path, error: OSError) -> str:
 
 
 def _remove(file: Path) -> None:
-    """Remove a file, if there is one; for a name that is too long there is none."""
+    """Remove a file if it exists; a name that is too long cannot exist."""
     try:
         file.unlink(missing_ok=True)
     except OSError as error:
@@ -231,9 +231,9 @@ def _remove(file: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what processes that died a day ago or more left of `written_whole` in a folder.
+    """Remove temporary files of `written_whole` that nobody has changed for a day.
 
-    In results and cache alone: elsewhere nothing is removed.
+    Only in results and cache: elsewhere nothing is removed.
     """
     _swept.add(folder)
     if not (folder.is_relative_to(RESULTS) or folder.is_relative_to(CACHE)):
@@ -244,7 +244,7 @@ def sweep(folder: Path) -> None:
 
 
 def _is_abandoned(left: Path) -> bool:
-    """Whether it is a file to which nobody has written for a day."""
+    """Whether it is a file that nobody has changed for a day."""
     try:
         state = left.lstat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Progress bars, the same in every room."""
+"""Progress bars, the same in every module."""
 
 import sys
 from collections.abc import Iterable
@@ -10,18 +10,18 @@ from .paths import printable
 
 
 def bar(items: Iterable | None = None, **options: Any) -> tqdm:
-    """A bar of tqdm, with its `options`, over `items` or, without them, to be updated by hand."""
+    """A tqdm bar with tqdm's `options`, over `items` or, without them, updated by hand."""
     if "desc" in options:
-        # It can hold the name of a folder.
+        # It may contain the name of a folder.
         options["desc"] = printable(options["desc"])
     return tqdm(items, **{**pace(), **options})
 
 
 def pace() -> dict[str, Any]:
-    """Options of tqdm for where bars are shown now.
+    """The tqdm options that suit the present output.
 
-    On a terminal or in a notebook a bar is drawn over itself, as often as tqdm likes.  In a file
-    every state of it stays, so there it is drawn each half minute.
+    On a terminal or in a notebook a bar overwrites itself, as often as tqdm chooses.  In a file
+    every state stays, so there a bar is drawn only each half minute.
     """
     if _is_of_notebook(sys.stderr) or sys.stderr.isatty():
         return {}

@@ -1,4 +1,4 @@
-"""What an index found: as one static page in HTML with nothing beside it, as CSV or as JSON."""
+"""Write search results as one self-contained HTML page, as CSV or as JSON."""
 
 import base64
 import html
@@ -16,7 +16,7 @@ from .data.images import ImageError, decode
 # The longer side of a thumbnail in pixels, and the quality of its JPEG: 3 to 8 KB each.
 SIDE = 144
 QUALITY = 75
-# With so many thumbnails a page has at most about 20 MB.
+# The most thumbnails of a page, which then has about 20 MB.
 MOST_PICTURES = 2500
 
 _STYLE = """
@@ -31,7 +31,7 @@ figcaption { overflow-wrap: anywhere; font-size: 12px; }
 
 @dataclass(frozen=True)
 class Answer:
-    """A query and what was found for it."""
+    """A query with the images found for it."""
 
     query: Path  # its file
     found: pd.DataFrame  # columns path (below the folder of the index) and cosine
@@ -39,17 +39,17 @@ class Answer:
 
 @dataclass(frozen=True)
 class Picture:
-    """An image of a row, and what is written below it."""
+    """An image in a row of the page, with its caption."""
 
     file: Path
     caption: str
-    kind: str = "found"  # or query, which a line sets apart
+    kind: str = "found"  # or "query", which has a line beside it
 
 
 def write(answers: Sequence[Answer], folder: Path, file: Path, title: str) -> None:
-    """Write a page of `answers`, of images below `folder`; thumbnails are part of it.
+    """Write a page of `answers`, with thumbnails of the images below `folder`.
 
-    Raises ValueError where there are more pictures than a page may have, OSError where it cannot be
+    Raises ValueError if there are more than `MOST_PICTURES` pictures, OSError where it cannot be
     written.
     """
     rows = []
@@ -122,7 +122,7 @@ def _figure(file: Path, caption: str, kind: str) -> str:
 
 
 def _thumbnail(file: Path) -> str:
-    """A small JPEG of an image as a data URI; a grey one where the file cannot be read any more."""
+    """A small JPEG of an image as a data URI; a grey square if the file has become unreadable."""
     try:
         picture = decode(file, upright=True)
     except ImageError:

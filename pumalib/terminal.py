@@ -1,4 +1,4 @@
-"""Running a command: its status, its errors in plain text, Ctrl-C, a reader that has gone."""
+"""Run a command: exit status, plain-text errors, Ctrl-C, and broken pipes."""
 
 import io
 import signal
@@ -16,17 +16,17 @@ from .paths import printable
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with what is kept."""
+    """Ctrl-C, with a message about the work that is saved."""
 
 
 def plain(text: object) -> str:
-    """Lines without what a terminal would obey: they hold names of files and classes."""
+    """The lines of `text` with control characters escaped, as names of files may contain some."""
     return "\n".join(map(printable, str(text).split("\n")))
 
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Let warnings be `plain` too."""
+    """Format warnings by `plain` too, in this context."""
     before = warnings.formatwarning
     warnings.formatwarning = lambda *about, **more: plain(before(*about, **more))
     try:
@@ -36,10 +36,10 @@ def plain_warnings() -> Iterator[None]:
 
 
 class _Pipe(io.FileIO):
-    """Standard output of which what nobody reads any more is dropped: `... | head -1`."""
+    """Standard output that ignores a closed pipe, as in `... | head -1`."""
 
     def write(self, data: Any) -> int:
-        """Write bytes, or count them as written where the reader has gone."""
+        """Write bytes; if the pipe is closed, count them as written."""
         try:
             return super().write(data) or 0
         except BrokenPipeError:
@@ -48,7 +48,7 @@ class _Pipe(io.FileIO):
 
 @contextmanager
 def without_reader() -> Iterator[None]:
-    """Let a command do its work, and end well, where the reader of what it prints has gone."""
+    """Let a command finish its work even if the reader of its output has closed the pipe."""
     before = sys.stdout
     if before is not sys.__stdout__ or before is None or before.isatty():
         yield
@@ -70,7 +70,7 @@ def without_reader() -> Iterator[None]:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM, by which schedulers and `kill` end a process, do what Ctrl-C does."""
+    """Make SIGTERM, sent by schedulers and `kill`, act like Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -88,10 +88,10 @@ def sigterm_interrupts() -> Iterator[None]:
 def run(
     commands: click.Group, argv: list[str] | None, program: str, goes_on: Mapping[str, str]
 ) -> int:
-    """Run one command of `program`, and return its status.
+    """Run one command of `program`, and return its exit status.
 
-    0 if all went well, 1 if not, 2 if it was asked in a wrong way, 130 if interrupted: then
-    `goes_on` says by command what is kept.
+    0 for success, 1 for failure, 2 for wrong usage, 130 if interrupted; then the message of the
+    command in `goes_on` says what is saved.
     """
     try:
         with sigterm_interrupts(), without_reader(), plain_warnings():
@@ -115,7 +115,7 @@ def run(
 
 
 def _what_is_kept(error: BaseException, argv: list[str] | None, goes_on: Mapping[str, str]) -> str:
-    """What is said of an interrupted command."""
+    """The message after an interrupt: of the command itself, or its entry in `goes_on`."""
     for one in (error, error.__cause__):
         if isinstance(one, Interrupted):
             return str(one)
@@ -125,6 +125,6 @@ def _what_is_kept(error: BaseException, argv: list[str] | None, goes_on: Mapping
 
 
 def _refused(error: Exception, status: int) -> int:
-    """Say an error that names what is wrong and the remedy, without a traceback."""
+    """Print an error without a traceback, and return `status`."""
     click.echo(f"error: {plain(error)}", err=True)
     return status

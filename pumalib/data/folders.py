@@ -81,7 +81,7 @@ OTHER_EXTENSIONS = (
     ".rw2",
 )
 SPLIT_FILE = "split.csv"
-# Words by which a folder's name is taken for that of a split, not of a dataset.
+# Words that mark a folder's name as a split, not a dataset.
 _SPLIT_NAMES = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "query"}
     | {"gallery"}
@@ -308,7 +308,7 @@ def called_like_splits(names: Iterable[str]) -> list[str]:
 
 
 def _refuse_splits(root: Path, found: Sequence[str]) -> None:
-    """Raise ValueError if the names of folders are those of splits and not of datasets."""
+    """Raise ValueError if folders have names of splits: they are no datasets."""
     splits = called_like_splits(found)
     if not splits:
         return

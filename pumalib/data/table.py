@@ -84,8 +84,8 @@ class Benchmark:
     def holdout(self) -> "Benchmark":
         """Return a benchmark of training images only, to choose settings without the test classes.
 
-        Its test classes are those of "val" or, if there are none, the second half of each
-        dataset's training classes.
+        Its test classes are the "val" classes or, without any, the second half of each dataset's
+        training classes.
         """
         is_val = self.images["split"] == "val"
         if is_val.any():

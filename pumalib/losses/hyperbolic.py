@@ -42,7 +42,7 @@ class Hyp(PairLoss):
 
     @override
     def project(self, x: Tensor) -> Tensor:
-        """Map outputs (N, D) into the ball: clip the length to `clip`, then exponential map at 0."""
+        """Map outputs (N, D) into the ball: clip to length `clip`, then exponential map at 0."""
         if self.c == 0:
             return unit(x)
         # A first, rough clip, so that the length does not overflow; the second one is exact.

@@ -1,4 +1,4 @@
-"""Backbones: any timm vision transformer (or CNN), and the two of the `mini` benchmark."""
+"""Backbones: any timm vision transformer or CNN, and two small ViTs for the `mini` benchmark."""
 
 import difflib
 import hashlib
@@ -22,19 +22,19 @@ from torch import nn
 from .. import paths
 
 PAPER_BACKBONE = "vit_small_patch16_224.augreg_in21k"
-# Name and width of those that come with the project.
+# Name and width of the backbones that come with the project.
 EMBEDDED = {"mini_vit": 128, "mini_vit_64": 64}
 MINI_SIZE = 48
-# What weights of timm's hub are called, unless timm says otherwise.
+# The default file name of weights on timm's hub.
 HUB_FILE = "model.safetensors"
-# Seconds to wait for timm's hub before it is given up.
+# Seconds to wait for timm's hub before giving up.
 HUB_SECONDS = 5.0
 
 
 def mini_vit(width: int = 128) -> VisionTransformer:
-    """Make an untrained ViT of the `mini` benchmark.
+    """Make an untrained ViT for the `mini` benchmark.
 
-    48 px, patches of 8 px, 5 layers, heads of 32 features; 1 M weights at a width of 128.
+    48 px images, patches of 8 px, 5 layers, heads of 32 features; 1 M weights at a width of 128.
     """
     heads = width // 32
     return VisionTransformer(MINI_SIZE, 8, num_classes=0, embed_dim=width, depth=5, num_heads=heads)
@@ -46,12 +46,13 @@ def create(
     image_size: int | None = None,
     pooling: str = "avgmax",
 ) -> nn.Module:
-    """Make a backbone without its classifier: "mini_vit", "mini_vit_64", or timm's with its tag.
+    """Make a backbone without its classifier: "mini_vit", "mini_vit_64", or a timm name with tag.
 
-    `pretrained` is "embedded" (a mini_vit only), "hub" or True (timm's), "random", False or None,
-    or a file.  Position embeddings are resampled to `image_size`, in pixels, None: the model's own.
-    `pooling` is as of `config.Run`.  Raises ValueError and FileNotFoundError for what does not
-    exist or fit, before any image is read and before much memory is asked for.
+    `pretrained` is "embedded" (a mini_vit only), "hub" or True (timm's weights), "random", False or
+    None, or a file.  Position embeddings are resampled to `image_size` in pixels; None: the model's
+    own size.  For `pooling` see `config.Run`.  Raises FileNotFoundError for missing weights,
+    ValueError for unknown names and for weights or sizes that do not fit, before any image is read
+    or much memory is allocated.
     """
     source = _source(name, pretrained)
     if name in EMBEDDED:
@@ -80,9 +81,9 @@ def create(
 
 
 def native_size(name: str) -> int:
-    """The pixels, height and width, of the images that a backbone was made for.
+    """The image size in pixels, height and width, that a backbone was made for.
 
-    Raises ValueError where timm has no such model, or its images are not square.
+    Raises ValueError if timm has no such model, or its images are not square.
     """
     if name in EMBEDDED:
         return MINI_SIZE
@@ -95,9 +96,9 @@ def native_size(name: str) -> int:
 
 
 def features_width(model: Any) -> int:
-    """How many numbers a backbone gives of an image.
+    """The number of features that a backbone gives for an image.
 
-    Some of timm's models put a layer behind their pooling: `num_features` is what is pooled then.
+    Some of timm's models have a layer after pooling: `num_features` is then its input width.
     """
     width: int = getattr(model, "head_hidden_size", None) or model.num_features
     return width
@@ -107,7 +108,7 @@ def features_width(model: Any) -> int:
 
 
 def _source(name: str, pretrained: str | bool | Path | None) -> str | Path:
-    """Where the weights come from: "random", "hub", or a file that is there."""
+    """The source of the weights: "random", "hub", or an existing file."""
     if name not in EMBEDDED:
         _check_name(name)
     source: str | Path
@@ -130,7 +131,7 @@ def _source(name: str, pretrained: str | bool | Path | None) -> str | Path:
     else:
         file = paths.find(source)
         if file.is_dir():
-            # A trained model, which `saved.build` begins from.
+            # A trained model, from which `saved.build` starts.
             file = file / "model.safetensors"
     if not file.is_file():
         remedy = "give pretrained = 'hub', a file or a model's folder (relative to the project)"
@@ -139,7 +140,7 @@ def _source(name: str, pretrained: str | bool | Path | None) -> str | Path:
 
 
 def _check_name(name: str) -> None:
-    """Raise ValueError unless timm has a model, and weights, of this name."""
+    """Raise ValueError unless timm has a model of this name and, if tagged, its weights."""
     architecture, _, tag = name.partition(".")
     tagged = timm.list_pretrained(architecture)
     if timm.is_model(architecture) and (not tag or name in tagged):
@@ -160,8 +161,8 @@ def _embedded_names() -> str:
 def _outline(name: str, image_size: int | None, pooling: str) -> nn.Module:
     """The model on torch's meta device: its shapes, without memory for its weights.
 
-    It has been shown an image of that device.  Raises ValueError, with timm's reason, where it
-    cannot be made so, cannot take an image of this size, or gives no vector of features.
+    It is tried on an image there.  Raises ValueError, with timm's reason, if it cannot be made,
+    cannot take an image of this size, or does not return a vector of features.
     """
     size = image_size or _known(name).input_size[-1]
     # Neither draws from the caller's random state.
@@ -174,7 +175,7 @@ def _outline(name: str, image_size: int | None, pooling: str) -> nn.Module:
             features = model.eval()(torch.zeros(1, 3, size, size))
         except _NoMultipleError:
             raise
-        # Constructors and layers raise what they like.
+        # timm's constructors and layers raise many kinds of errors.
         except Exception as error:
             raise _impossible(name, size, pooling, error) from error
     width = features_width(model)
@@ -186,11 +187,11 @@ def _outline(name: str, image_size: int | None, pooling: str) -> nn.Module:
 
 def _impossible(name: str, size: int, pooling: str, error: Exception) -> ValueError:
     what = f"backbone {name} cannot be made for image_size = {size}"
-    # Some are without a word.
+    # Some errors have no message.
     why = textwrap.shorten(str(error), 300) or type(error).__name__
     own = f"its own is {_known(name).input_size[-1]}"
     if _pools_otherwise(name, pooling):
-        # Which of the two it cannot have, timm does not say.
+        # timm does not say whether the size or the pooling is the problem.
         return ValueError(f"{what} with pooling = {pooling!r} ({why}); {own}, and pooling 'timm'")
     return ValueError(f"{what} ({why}); {own}")
 
@@ -201,7 +202,7 @@ def _from_timm(name: str, pretrained: bool, image_size: int | None, pooling: str
     options = _options(name, image_size, pooling)
     try:
         return timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
-    # The hub's client raises its own and the network's errors.
+    # The hub's client raises its own errors and those of the network.
     except Exception as error:
         if not pretrained:
             raise
@@ -211,7 +212,7 @@ def _from_timm(name: str, pretrained: bool, image_size: int | None, pooling: str
 
 
 def _options(name: str, image_size: int | None, pooling: str) -> dict[str, Any]:
-    """The arguments of timm's model that an image size and the paper's pooling ask for."""
+    """The arguments for timm's model that set the image size and the paper's pooling."""
     options: dict[str, Any] = {}
     if _pools_otherwise(name, pooling):
         options["global_pool"] = "avgmax"
@@ -221,7 +222,7 @@ def _options(name: str, image_size: int | None, pooling: str) -> dict[str, Any]:
 
 
 def _pools_otherwise(name: str, pooling: str) -> bool:
-    """Whether it pools as Table 10's CNN rows do, and not as timm: features that are a grid."""
+    """Whether to pool as in Table 10's CNN rows instead of timm's way: features are a grid."""
     return pooling == "avgmax" and not _is_vit(name) and _known(name).pool_size is not None
 
 
@@ -231,14 +232,14 @@ def _is_vit(name: str) -> bool:
 
 
 def _known(name: str) -> PretrainedCfg:
-    """What timm knows of a model's weights."""
+    """Timm's description of a model's pretrained weights."""
     return timm.get_pretrained_cfg(name) or PretrainedCfg()
 
 
 def _ask_hub(name: str) -> None:
-    """Ask the hub once whether it is there: timm's own attempts go on for most of a minute.
+    """Ask the hub once whether it answers: timm itself would retry for most of a minute.
 
-    Raises FileNotFoundError where it is not, and the weights are not in its cache either.
+    Raises FileNotFoundError if it does not, and the weights are not in the local cache either.
     """
     known = _known(name)
     if not known.hf_hub_id or _is_cached(known):
@@ -248,15 +249,15 @@ def _ask_hub(name: str) -> None:
         url = huggingface_hub.hf_hub_url(known.hf_hub_id, file)
         huggingface_hub.get_hf_file_metadata(url, timeout=HUB_SECONDS)
     except HfHubHTTPError:
-        # It has answered, and timm may ask for another file.
+        # The hub has answered; timm may ask for another file.
         return
-    # Clients of different versions raise errors of different libraries.
+    # Different versions of the client raise errors of different libraries.
     except Exception as error:
         raise _no_weights(name, error) from error
 
 
 def _is_cached(known: PretrainedCfg) -> bool:
-    """Whether weights of timm's hub lie in its cache on this machine."""
+    """Whether these weights of timm's hub are in its cache on this machine."""
     for file in (known.hf_hub_filename or HUB_FILE, "pytorch_model.bin"):
         if isinstance(huggingface_hub.try_to_load_from_cache(str(known.hf_hub_id), file), str):
             return True
@@ -264,9 +265,9 @@ def _is_cached(known: PretrainedCfg) -> bool:
 
 
 def missing_weights(name: str, pretrained: str) -> str:
-    """Say which weights are not on this machine, and how to get them; an empty text: they are.
+    """A message that weights are not on this machine, with the remedy; "" if they are.
 
-    Asks no network.
+    Does not use the network.
     """
     try:
         source = _source(name, pretrained)
@@ -298,7 +299,7 @@ def _check_patches(model: nn.Module, name: str, image_size: int) -> None:
     embed = getattr(model, "patch_embed", None)
     size = getattr(embed, "patch_size", None)
     stride = getattr(getattr(embed, "proj", None), "stride", size)
-    # Patches that overlap take any size.
+    # Overlapping patches fit any size.
     if not isinstance(size, tuple) or stride != size:
         return
     patch = size[0]
@@ -314,16 +315,16 @@ def _check_patches(model: nn.Module, name: str, image_size: int) -> None:
 def _fitting(
     file: Path, name: str, outline: nn.Module, image_size: int | None = None
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a file by timm's names, in float32, without those of a classifier.
+    """Read a file's tensors under timm's names, in float32, without the classifier.
 
-    `outline` is what they are for.  Raises ValueError unless they are its tensors, of its shapes.
-    Of the outline nothing is used afterwards but shapes.
+    Raises ValueError unless they have the names and shapes of `outline`, the model on the meta
+    device.
     """
     try:
         stored = timm.models.load_state_dict(str(file), weights_only=True)
         state = _by_timms_names(stored, outline, name)
         _require_fit(outline, state)
-    # Readers of damaged files raise nearly anything.
+    # Reading a damaged file can raise nearly anything.
     except Exception as error:
         if image_size is not None and "size mismatch" in str(error):
             raise _only_own_size(str(file), name, image_size, error) from error
@@ -335,7 +336,7 @@ def _fitting(
 def _by_timms_names(
     stored: dict[str, Any], outline: nn.Module, name: str
 ) -> dict[str, torch.Tensor]:
-    """`stored` as timm's own loading of this family renames and resamples it, in float32."""
+    """Rename and resample `stored` as timm's own loading of this family does, to float32."""
     rename = _filter_of(outline)
     state = dict(stored)
     if isinstance(outline, VisionTransformer):
@@ -357,13 +358,13 @@ def _by_timms_names(
 
 
 def _filter_of(outline: nn.Module) -> Any:
-    """What timm passes weights of this model's family through, or None."""
+    """Timm's function that renames weights of this model's family, or None."""
     module = sys.modules[type(outline).__module__]
     return getattr(module, "checkpoint_filter_fn", None)
 
 
 def _is_classifier(key: str, name: str) -> bool:
-    """Whether a tensor is of the classifier, by what timm calls that in this model."""
+    """Whether a tensor belongs to the classifier, by timm's name for it in this model."""
     named: Any = _known(name).classifier or ()
     if isinstance(named, str):
         named = (named,)
@@ -373,7 +374,7 @@ def _is_classifier(key: str, name: str) -> bool:
 
 
 def _require_fit(outline: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Raise torch's RuntimeError unless these are the model's tensors, by name and shape."""
+    """Raise torch's RuntimeError unless `state` has the model's tensors, by name and shape."""
     with torch.device("meta"):
         shapes = {key: torch.empty(value.shape) for key, value in state.items()}
     outline.load_state_dict(shapes, assign=True)
@@ -386,19 +387,18 @@ def _require_own_grids(
     outline: nn.Module,
     image_size: int | None,
 ) -> None:
-    """Raise ValueError where patches or positions were made to fit by resampling them unasked.
+    """Raise ValueError if timm had to resample patches or positions without being asked.
 
-    timm resamples the kernel that reads a patch, and positions, to whatever the model has.  A
-    kernel of other patches is another model.  Positions may be those of the model's own image size
-    or of this one.
+    timm resamples patch kernels and position embeddings to any size.  But a kernel of another patch
+    size belongs to another model.  Positions may have the model's own image size or `image_size`.
     """
     wanted = [outline]
     if image_size is not None and image_size != _known(name).input_size[-1]:
         wanted.append(_outline(name, None, "timm"))
     shapes = [model.state_dict() for model in wanted]
-    # A class token and registers may have positions, or none.
+    # The class token and registers may have positions or not.
     tokens = getattr(outline, "num_prefix_tokens", 0)
-    # Kernels first: with other patches positions differ too.
+    # Kernels first: with another patch size the positions differ too.
     for key in sorted(shapes[0], key=_is_kernel, reverse=True):
         is_kernel = _is_kernel(key)
         if not is_kernel and ("pos" not in key or shapes[0][key].ndim < 2):
@@ -416,14 +416,14 @@ def _require_own_grids(
 
 
 def _is_kernel(key: str) -> bool:
-    """Whether a tensor of timm's is the kernel that reads a patch."""
+    """Whether this is timm's name of the patch embedding's kernel."""
     return key.endswith("patch_embed.proj.weight")
 
 
 def _counterparts(
     key: str, stored: Mapping[str, torch.Tensor], is_kernel: bool
 ) -> list[torch.Tensor]:
-    """The tensors of a file that one of the model may have come from."""
+    """The tensors of a file that may correspond to the model's tensor `key`."""
     if key in stored:
         return [stored[key]]
     if is_kernel:
@@ -436,9 +436,9 @@ def _counterparts(
 def _require_finite(
     file: Path, state: Mapping[str, torch.Tensor], fresh: Mapping[str, torch.Tensor]
 ) -> None:
-    """Raise ValueError where a number is not finite and not the one of timm's own new model.
+    """Raise ValueError if a number is not finite, unless timm's new model has the same there.
 
-    Of a few families `fresh`, the model before it is loaded, has bounds that are infinite.
+    `fresh` is the model before loading: a few families have bounds that are infinite.
     """
     for key, value in state.items():
         is_usual = value.isfinite()
@@ -450,7 +450,7 @@ def _require_finite(
 
 
 def _arrays(file: Path, name: str) -> dict[str, torch.Tensor]:
-    """The arrays of a file of JAX's."""
+    """The arrays of an .npz file of JAX weights."""
     try:
         with np.load(file) as opened:
             return {key: torch.from_numpy(opened[key]) for key in opened.files}
@@ -488,11 +488,11 @@ def _only_own_size(source: str, name: str, image_size: int | None, error: Except
     return ValueError(f"{what}: {why}; its own size is {own}. {said}")
 
 
-# ---- what tells weights apart
+# ---- digests of weights
 
 
 def weights_digest(name: str, pretrained: str | bool | Path | None) -> str:
-    """What the weights are, without loading them: a file's SHA-256, or the hub's name for them."""
+    """A text that identifies the weights without loading them: a SHA-256, or a name on the hub."""
     source = _source(name, pretrained)
     if isinstance(source, Path):
         return _file_digest(source, *paths.state(source.stat()))
@@ -504,7 +504,7 @@ def weights_digest(name: str, pretrained: str | bool | Path | None) -> str:
 
 @lru_cache
 def _file_digest(file: Path, *state: int) -> str:
-    """Computed once for each state of a file: every run of a notebook asks."""
+    """SHA-256 of a file, cached by its state, as every run of a notebook needs it."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
@@ -520,7 +520,7 @@ def state_digest(state: dict[str, torch.Tensor], *texts: str) -> str:
 
 
 def normalisation(model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation (RGB, of images in 0..1) of the backbone's own pretraining."""
+    """Mean and standard deviation (RGB, images in 0..1) from the backbone's pretraining."""
     known: Any = getattr(model, "pretrained_cfg", None) or {}
     mean = known.get("mean", (0.5, 0.5, 0.5))
     std = known.get("std", (0.5, 0.5, 0.5))
@@ -528,11 +528,11 @@ def normalisation(model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...
 
 
 def transform(model: nn.Module) -> dict[str, Any]:
-    """What the backbone's own image transform is, as fields of `data.images.View`."""
+    """The backbone's own image transform, as fields of `data.images.View`."""
     mean, std = normalisation(model)
     known: Any = getattr(model, "pretrained_cfg", None)
     if not known:
-        # Of the project's own: timm knows nothing of it.
+        # A mini_vit, which timm does not know.
         return {"mean": mean, "std": std}
     shown = timm.data.resolve_data_config(pretrained_cfg=known)
     return {

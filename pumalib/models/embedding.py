@@ -1,4 +1,4 @@
-"""An embedding model: a backbone, the parts that a `Method` names, and a head (Fig. 3)."""
+"""An embedding model: a backbone, the parts that a `Method` adds, and a head (Fig. 3)."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -21,7 +21,7 @@ from .vpt import SinglePrompt
 
 # A part may have this many times the parameters of its backbone.
 LARGEST_PART = 10
-# Heads whose embeddings are as wide as the backbone's features, whatever `dim` is.
+# Heads that keep the width of the backbone's features and ignore `dim`.
 OF_THE_BACKBONES_WIDTH = ("none", "whitened")
 
 
@@ -36,12 +36,12 @@ def build(
     normalise: bool = True,
     **settings: Any,
 ) -> "EmbeddingModel":
-    """Make the `EmbeddingModel` of these names, initialised from torch's global random state.
+    """Make an `EmbeddingModel` by names, initialised from torch's global random state.
 
-    `method` is a name in `config.METHODS` or a `Method`, `settings` its fields to change, as
-        `adapter_keep=0.3`, or those of its own part.  `backbone`, `pretrained`, `image_size` and
-    `pooling` are as of `backbones.create`.  Raises ValueError and FileNotFoundError as that and
-    `EmbeddingModel` do.
+    `method` is a name in `config.METHODS` or a `Method`; `settings` changes its fields, such as
+    `adapter_keep=0.3`, or those of its own part.  `backbone`, `pretrained`, `image_size` and
+    `pooling` are arguments of `backbones.create`.  Raises ValueError and FileNotFoundError as
+    `backbones.create` and `EmbeddingModel` do.
     """
     chosen = config.method(method, **with_own_settings(method, settings))
     return EmbeddingModel(
@@ -57,11 +57,11 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
 
 
 class EmbeddingModel(nn.Module):
-    """Images (B, 3, H, W) to embeddings (B, dim).
+    """A network from images (B, 3, H, W) to embeddings (B, dim).
 
     They are L2-normalised unless `normalise` is off (`loss.normalised_input`).  Without a head, or
-    with a whitened one, `dim` is the backbone's width.  Raises ValueError where `method` adds what
-    this timm model cannot carry, or what would be too large.
+    with a whitened one, `dim` is the backbone's width.  Raises ValueError if `method` adds parts
+    that do not fit this timm model, or are too large.
     """
 
     # timm's models have no types.
@@ -74,10 +74,10 @@ class EmbeddingModel(nn.Module):
         self.backbone = backbone
         self.method = method
         self.normalise = normalise
-        # True: recompute layers in the backward pass; the same gradients with less memory.
+        # True: recompute layers in the backward pass, for the same gradients with less memory.
         self.recompute = False
         self.plain_vit = _is_plain_vit(backbone)
-        # Whether pooling reads that token alone: nothing after the last attention needs the others.
+        # If pooling reads only the class token, nothing after the last attention needs the others.
         self.reads_class_token = (
             self.plain_vit
             and self.backbone.global_pool == "token"
@@ -88,21 +88,21 @@ class EmbeddingModel(nn.Module):
         layers = len(self.backbone.blocks) if self.plain_vit else 0
         _check_method(method, backbone, width, layers)
         self.backbone.requires_grad_(method.tune_backbone)
-        # The order of these four is that of their random draws.
+        # Do not reorder these four: each draws from the random state.
         self.prompt = _prompt(method, width, layers)
         self.adapters = _adapters(method, width, layers)
         self.lora = _lora(method, width, layers)
         self.part = _own_part(method, backbone)
         parts = (self.prompt, self.adapters, self.lora, self.part)
         self.parts: tuple[Part, ...] = tuple(part for part in parts if part is not None)
-        # Without any of those that change something within, attention and MLP are timm's own.
+        # Without parts of these two kinds, attention and MLP run timm's own code.
         self.inner_parts = tuple(part for part in self.parts if _changes_activations(part))
         self.attention_parts = tuple(part for part in self.parts if type(part).qkv is not Part.qkv)
         self.head = _head(method, width, dim)
         self.dim = width if method.head in OF_THE_BACKBONES_WIDTH else dim
 
     def train(self, mode: bool = True) -> "EmbeddingModel":
-        """As nn.Module.train, but a frozen backbone stays in evaluation mode: frozen is frozen."""
+        """Like nn.Module.train, but a frozen backbone stays in evaluation mode."""
         super().train(mode)
         self.backbone.train(mode and self.method.tune_backbone)
         return self
@@ -112,9 +112,9 @@ class EmbeddingModel(nn.Module):
     ) -> dict[str, Tensor]:
         """Draw the gates of one step: random in training, constant in evaluation.
 
-        "adapter" and "lora" are (L, 2, B) each, as of `puma.Gate`; those of the method's own part
-        are called "part".  What is always open is not there.  `progress` is the share of the
-        training, 0 to 1, that is done before this step.
+        "adapter" and "lora" are (L, 2, B) each, see `puma.Gate`; "part" are those of the method's
+        own part.  A part whose gates are always open has no entry.  `progress` is the finished
+        share of the training, 0 to 1, before this step.
         """
         gates = {}
         for part in self.parts:
@@ -133,7 +133,7 @@ class EmbeddingModel(nn.Module):
         """Embed images (B, 3, H, W), normalised as the backbone expects: (B, dim).
 
         `gates` None: `draw_gates` draws them; {}: all are open.  With `prompt_weights` it returns
-        the embeddings and the weights (B, M) of the pool's prompts, or None (Fig. 4).
+        the embeddings and the prompt weights (B, M) of the pool, or None without one (Fig. 4).
         """
         weights = None
         if self.plain_vit:
@@ -150,7 +150,7 @@ class EmbeddingModel(nn.Module):
     def _features(
         self, images: Tensor, gates: dict[str, Tensor] | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The transformer with its parts: pooled features (B, D), and the pool's weights (B, M)."""
+        """Run transformer and parts: pooled features (B, D), and the pool's weights (B, M)."""
         if gates is None:
             # Not len(): an export would fix the number of images.
             gates = self.draw_gates(images.shape[0])
@@ -175,7 +175,7 @@ class EmbeddingModel(nn.Module):
             x = layer(number, x, gates)
         x = self._changed(0, "norm", vit.norm(x), gates)
 
-        # Pooling sees the patches as ever, and none of the parts' tokens.
+        # Pooling sees the usual tokens, without those of the parts.
         prefix = vit.num_prefix_tokens
         x = torch.cat([x[:, :prefix], x[:, prefix + sum(lengths) :]], 1)
         return vit.forward_head(x, pre_logits=True), weights
@@ -188,10 +188,10 @@ class EmbeddingModel(nn.Module):
         lengths: list[int],
         gates: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor | None]:
-        """Put the parts' tokens for `layer` behind the prefix of `x`, in place of those before.
+        """Put the parts' tokens for `layer` after the prefix of `x`, replacing their earlier ones.
 
-        `lengths` says how many tokens of each part are there, and is brought up to date.  The
-        second value is the weights that a pool gave its prompts.
+        `lengths` is the number of tokens of each part, and is updated.  The second value is the
+        pool's weights of its prompts, or None.
         """
         weights = None
         start = self.backbone.num_prefix_tokens
@@ -210,7 +210,7 @@ class EmbeddingModel(nn.Module):
         return x, weights
 
     def _layer(self, number: int, x: Tensor, gates: dict[str, Tensor]) -> Tensor:
-        """Eq. 5: a branch and what is added to it read the same normalised input, (B, N, D)."""
+        """One layer (Eq. 5): a branch and its additions share one normalised input (B, N, D)."""
         block = self.backbone.blocks[number]
         h = self._changed(number, "norm1", block.norm1(x), gates)
         out = block.ls1(self._attention(number, h, gates))
@@ -227,7 +227,7 @@ class EmbeddingModel(nn.Module):
         return x
 
     def _attention(self, number: int, h: Tensor, gates: dict[str, Tensor]) -> Tensor:
-        """Multi-head attention of the normalised input, its products changed by the parts."""
+        """Multi-head attention of the normalised input, with the parts' changes."""
         attn = self.backbone.blocks[number].attn
         if not self.attention_parts and not self.inner_parts:
             return attn(h)
@@ -238,7 +238,7 @@ class EmbeddingModel(nn.Module):
         return self._changed(number, "proj", _attend(attn, products), gates)
 
     def _mlp(self, number: int, h: Tensor, gates: dict[str, Tensor]) -> Tensor:
-        """The MLP of the normalised input, its activations changed by the parts."""
+        """The MLP of the normalised input, with the parts' changes."""
         mlp = self.backbone.blocks[number].mlp
         if not self.inner_parts:
             return mlp(h)
@@ -248,7 +248,7 @@ class EmbeddingModel(nn.Module):
         return mlp.drop2(self._changed(number, "fc2", out, gates))
 
     def _changed(self, number: int, place: str, x: Tensor, gates: dict[str, Tensor]) -> Tensor:
-        """What the parts make of the activations at a place of `parts.PLACES`."""
+        """The activations `x` at one of `parts.PLACES`, after the parts have changed them."""
         for part in self.inner_parts:
             x = part.activations(number, place, x, gates.get(part.gate_name))
         return x
@@ -256,14 +256,14 @@ class EmbeddingModel(nn.Module):
     def _additions(
         self, number: int, branch: str, h: Tensor, out: Tensor, gates: dict[str, Tensor]
     ) -> Iterator[Tensor]:
-        """What the parts add to a branch of this layer."""
+        """Yield the parts' additions to a branch of this layer."""
         for part in self.parts:
             more = part.addition(number, branch, h, out, gates.get(part.gate_name))
             if more is not None:
                 yield more
 
     def _still_read(self, number: int, x: Tensor) -> Tensor:
-        """`x`; before the last MLP the class token alone, if pooling reads no other.
+        """`x`, but only its class token before the last MLP, if pooling reads no other.
 
         That saves up to a fifth of a step.
         """
@@ -286,7 +286,7 @@ def _is_plain_vit(backbone: nn.Module) -> bool:
 
 
 def _attend(attn: Any, products: list[Tensor]) -> Tensor:
-    """What timm's `Attention` does once it has query, key and value, (B, N, D) each."""
+    """Timm's `Attention` from its query, key and value on, (B, N, D) each."""
     # (B, heads, N, D / heads)
     q, k, v = (part.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in products)
     q = attn.q_norm(q)
@@ -298,11 +298,11 @@ def _attend(attn: Any, products: list[Tensor]) -> Tensor:
     return attn.proj(attn.norm(x.transpose(1, 2).flatten(2)))
 
 
-# ---- what a method adds
+# ---- the parts of a method
 
 
 def _check_method(method: config.Method, backbone: nn.Module, width: int, layers: int) -> None:
-    """Raise ValueError where the backbone cannot carry the method, or would be dwarfed by it."""
+    """Raise ValueError if the method does not fit the backbone, or its parts are too large."""
     adds = method.prompts or method.adapter_rank or method.lora_rank or method.part
     if adds and not layers:
         what = f"method {method.name!r} adds to the plain blocks of a timm VisionTransformer"
@@ -312,7 +312,7 @@ def _check_method(method: config.Method, backbone: nn.Module, width: int, layers
         why = f"prompts = {method.prompts} is a pool, which is put before the first layer alone"
         raise ValueError(f"prompt_deep needs one prompt (prompts = 1); {why}")
 
-    # Before any of it is made: memory may not last for what nobody wants.
+    # Checked before anything is allocated: there may not be enough memory for it.
     prompts = f"prompts = {method.prompts} of prompt_length = {method.prompt_length}"
     prompt_layers = layers if method.prompt_deep else 1
     branches = len(_branches(method))
@@ -334,7 +334,7 @@ def _check_method(method: config.Method, backbone: nn.Module, width: int, layers
 
 
 def _branches(method: config.Method) -> tuple[str, ...]:
-    """The branches that adapters stand beside."""
+    """The branches with adapters."""
     if method.adapter_branches == "both":
         return BRANCHES
     return ("mlp",)
@@ -403,7 +403,7 @@ def _own_part(method: config.Method, backbone: Any) -> Part | None:
 
 
 def _shapes(backbone: Any) -> Shapes:
-    """The sizes of a backbone of plain blocks."""
+    """The sizes of a backbone with plain blocks."""
     block = backbone.blocks[0]
     return Shapes(
         width=backbone.num_features,
@@ -440,8 +440,8 @@ def _head(method: config.Method, width: int, dim: int) -> nn.Module:
 
 
 def _unfitted(width: int) -> nn.Linear:
-    """The head "whitened" before it has seen images: the features as they are; never trained."""
-    # It draws nothing, and is where new tensors are: on "meta" too.
+    """The head "whitened" before it is computed: the identity; it is never trained."""
+    # It draws no random numbers, and is on the default device, which may be "meta".
     head = nn.utils.skip_init(nn.Linear, width, width, device=torch.empty(0).device)
     nn.init.eye_(head.weight)
     nn.init.zeros_(head.bias)

@@ -1,6 +1,6 @@
-"""A trained model as a file: what was trained, of which run, and for which backbone.
+"""Save and load a trained model: its tensors, its run, and a digest of its backbone.
 
-Such a file, by its folder, may also be what another model begins from: `build`.
+Another model can also start from the folder of such a file: `build`.
 """
 
 import json
@@ -19,37 +19,37 @@ from . import backbones, embedding
 from .embedding import EmbeddingModel
 
 MODEL_FILE = "model.safetensors"
-# A folder of such a name is a run's: the name ends in a hash of the run.
+# The names of runs' folders, which end in a hash.
 _RUN_NAME = re.compile(r".+-[0-9a-f]{8}")
 _BACKBONE = "backbone."
-# What `pretrained` may say that is no file and no folder.
+# Values of `pretrained` that are no file and no folder.
 WITHOUT_FILE = ("embedded", "hub", "random")
 
 
 @dataclass(frozen=True)
 class _Label:
-    """What the file says beside its tensors, as texts."""
+    """The metadata of a model file, as texts."""
 
     # The run as JSON.
     run: str
-    # Digest of the frozen backbone, or "" where the file holds the backbone itself.
+    # Digest of the frozen backbone, or "" if the file holds the backbone itself.
     backbone_digest: str
     # Whether embeddings are normalised, as JSON.
     normalise: str
-    # The run's name, "" in files from before it was written.
+    # The run's name; "" in files from before names were stored.
     name: str = ""
 
     def digest(self, state: dict[str, Tensor]) -> str:
-        """SHA-256 of the tensors and all that is said of them."""
+        """SHA-256 of the tensors and the metadata."""
         return backbones.state_digest(
             state, self.run, self.backbone_digest, self.normalise, self.name
         )
 
 
 def trainable_state(model: EmbeddingModel) -> dict[str, Tensor]:
-    """The tensors that a checkpoint needs: all outside the backbone, and those of a tuned one.
+    """The tensors that a checkpoint needs: all outside the backbone, and the backbone if tuned.
 
-    A frozen backbone is to be had elsewhere.
+    A frozen backbone can be loaded again from its own weights.
     """
     tuned = model.method.tune_backbone
     state = {}
@@ -63,11 +63,11 @@ def trainable_state(model: EmbeddingModel) -> dict[str, Tensor]:
 
 
 def save(model: EmbeddingModel, run: Run, folder: Path) -> None:
-    """Write `model.safetensors` into the folder of `run`, whose name is the run's.
+    """Write `model.safetensors` into the folder of `run`, which has the run's name.
 
-    It holds what was trained, and a backbone too that began at random, as it is to be had nowhere
-    else; and says which run and which backbone it belongs to.  Raises OSError where it cannot be
-    written.
+    It holds the trained tensors, and also a frozen backbone with random weights, which is stored
+    nowhere else.  Its metadata are the run and a digest of the backbone.  Raises OSError where it
+    cannot be written.
     """
     holds_backbone = model.method.tune_backbone or run.pretrained == "random"
     if holds_backbone:
@@ -79,16 +79,16 @@ def save(model: EmbeddingModel, run: Run, folder: Path) -> None:
     label = _Label(run.to_json(), backbone_digest, json.dumps(model.normalise), folder.name)
     metadata = {**asdict(label), "digest": label.digest(state)}
     with paths.written_whole(folder / MODEL_FILE) as file:
-        # By bytes: what save_file raises is no OSError.
+        # As bytes: `save_file` would raise errors that are no OSError.
         file.write_bytes(safetensors.torch.save(state, metadata))
 
 
 def save_whole(
     model: EmbeddingModel, run: Run, folder: Path, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Write `model.safetensors` with the backbone into a folder that needs nothing else.
+    """Write `model.safetensors` with the backbone, so that it can be loaded without other files.
 
-    It says nothing of where data and weights lay in training.  Floating-point tensors are stored as
+    The paths of data and weights in training are not stored.  Floating-point tensors are stored as
     `dtype`; a loaded model has float32 again.  Raises OSError where it cannot be written.
     """
     state = {}
@@ -102,11 +102,11 @@ def save_whole(
 
 
 def save_trained(model: EmbeddingModel, run: Run, folder: Path) -> None:
-    """Write `model.safetensors` with what was trained alone, to be loaded onto the same backbone.
+    """Write `model.safetensors` with only the trained tensors, to load with the same backbone.
 
-    It names no file of the machine: where a backbone of timm's came from one, the hub is where it
-    is looked for, unless `load_model` is told.  Raises ValueError where the backbone was trained
-    too, or is to be had nowhere; OSError where it cannot be written.
+    It names no file of this machine: if a timm backbone came from a file, `load_model` takes it
+    from the hub, unless it is given `pretrained`.  Raises ValueError if the backbone was trained
+    too or is stored nowhere else, OSError where it cannot be written.
     """
     if model.method.tune_backbone or run.pretrained == "random":
         what = f"method {model.method.name!r} on weights {run.pretrained!r}"
@@ -126,7 +126,7 @@ def save_trained(model: EmbeddingModel, run: Run, folder: Path) -> None:
 
 
 def _without_places(run: Run) -> Run:
-    """The run without the folders and files of the machine that trained it."""
+    """The run without paths of the machine that trained it."""
     data = replace(run.data, root=None, split=None)
     pretrained = run.pretrained
     if pretrained not in WITHOUT_FILE:
@@ -137,11 +137,12 @@ def _without_places(run: Run) -> Run:
 def load_model(
     folder: str | Path, pretrained: str | Path | None = None
 ) -> tuple[EmbeddingModel, Run]:
-    """Load the trained model of a run's folder, for evaluation, and its run.
+    """Load the trained model in a run's folder, in evaluation mode, and its run.
 
-    `folder` is absolute, or as `paths.find` has it.  `pretrained` says where the backbone's
-    weights are here, None: as in the run.  Raises FileNotFoundError without them, ValueError for a
-    file that is damaged, of another run than the folder, or made for another backbone.
+    `folder` is absolute, or found by `paths.find`.  `pretrained` is the source of the backbone's
+    weights on this machine; None: that of the run.  Raises FileNotFoundError if model or weights
+    are missing, ValueError for a file that is damaged, of another run than the folder, or for
+    another backbone.
     """
     file = paths.find(folder) / MODEL_FILE
     if not file.is_file():
@@ -191,9 +192,9 @@ def build(
 ) -> EmbeddingModel:
     """`embedding.build`, for which `pretrained` may also be the folder of a trained model.
 
-    That is then where the new one begins: it takes over the backbone, as tuned, the parts beside
-    it, and the head where it has the same shape.  Raises ValueError where the two backbones differ,
-    or `method` has not the same parts.
+    The new model then starts with the weights of that one: its backbone, tuned or not, its parts,
+    and its head if the shapes are equal.  Raises ValueError if the two backbones differ, or
+    `method` does not have the same parts.
     """
     start = model_folder(pretrained)
     model = embedding.build(
@@ -212,7 +213,7 @@ def build(
 
 
 def model_folder(pretrained: str | bool | Path | None) -> Path | None:
-    """The folder of a trained model, where `pretrained` is one."""
+    """The folder of a trained model if `pretrained` is one, else None."""
     if pretrained in (None, True, False, *WITHOUT_FILE):
         return None
     folder = paths.find(str(pretrained))
@@ -222,7 +223,7 @@ def model_folder(pretrained: str | bool | Path | None) -> Path | None:
 
 
 def _take_over(model: EmbeddingModel, folder: Path, backbone: str, image_size: int | None) -> None:
-    """Give `model` the weights of a trained one, but a head of another shape."""
+    """Load the weights of a trained model into `model`, except a head of another shape."""
     trained, run = load_model(folder)
     if run.backbone != backbone or image_size not in (None, run.data.image_size):
         here = f"{backbone!r} at {image_size} px"
@@ -244,7 +245,7 @@ def _take_over(model: EmbeddingModel, folder: Path, backbone: str, image_size: i
 
 
 def _require_other_start(file: Path, source: str | Path) -> None:
-    """Raise ValueError where a model begins from itself, or from one that begins from it."""
+    """Raise ValueError if a model starts from itself, directly or through other models."""
     seen = {file.resolve()}
     start = model_folder(source)
     while start is not None:
@@ -261,7 +262,7 @@ def _require_other_start(file: Path, source: str | Path) -> None:
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], _Label, Run]:
-    """The tensors of a file, what it says of them, and the run; ValueError unless they agree."""
+    """The tensors of a file, its metadata and its run; ValueError if the digest does not match."""
     try:
         with safetensors.safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
@@ -291,7 +292,7 @@ def _read(file: Path) -> tuple[dict[str, Tensor], _Label, Run]:
 
 
 def _check_place(file: Path, label: _Label) -> None:
-    """Raise ValueError where a run's folder holds the model of another one."""
+    """Raise ValueError if a run's folder holds the model of another run."""
     folder = file.parent.name
     if label.name and _RUN_NAME.fullmatch(folder) and label.name != folder:
         what = f"{file} is the model of {label.name!r}, not of {folder!r}"
@@ -301,7 +302,7 @@ def _check_place(file: Path, label: _Label) -> None:
 def _check_shapes(
     file: Path, state: dict[str, Tensor], expected: dict[str, Tensor], run: Run
 ) -> None:
-    """Raise ValueError unless `state` has the tensors of this run's model, or halves of them."""
+    """Raise ValueError unless `state` has the tensors of this run's model, float16 allowed."""
     same_names = state.keys() == expected.keys()
     if not same_names or not all(_fits(state[name], expected[name]) for name in expected):
         what = f"{file} is damaged: its tensors are not those of"
@@ -309,13 +310,13 @@ def _check_shapes(
 
 
 def _fits(stored: Tensor, expected: Tensor) -> bool:
-    """Whether a tensor of a file may take the place of one of the model; a number may be halved."""
+    """Whether a stored tensor fits the model's: same shape and dtype, or float16 for float32."""
     is_half = stored.dtype == torch.float16 and expected.dtype == torch.float32
     return stored.shape == expected.shape and (is_half or stored.dtype == expected.dtype)
 
 
 def _check_finite(file: Path, state: dict[str, Tensor], model: EmbeddingModel) -> None:
-    """Raise ValueError where a weight of the file is NaN or infinite; a buffer may be."""
+    """Raise ValueError if a weight of the file is NaN or infinite; buffers may be."""
     for name, parameter in model.named_parameters():
         if name in state and not parameter.isfinite().all():
             what = f"{file} is of no use: the weights {name} are not finite"

@@ -1,4 +1,4 @@
-"""Training: the loop, checkpoints, batches in parts, what is seen and scored, a run's folder.
+"""Training: the loop, checkpoints, parallel batches, logged measures, scores, a run's folder.
 
 Read `loop` first, from `train` on.
 """

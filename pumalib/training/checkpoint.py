@@ -1,4 +1,4 @@
-"""Checkpoints: how far a training is, written whole, and read only if whole."""
+"""Checkpoints: the state of a training, written as a whole and checked when read."""
 
 import warnings
 import zipfile
@@ -17,16 +17,16 @@ from .run_folder import CHECKPOINTS, write_text
 
 @dataclass
 class Reached:
-    """How far a training is: before step `step` of epoch `epoch`, and the sums of that epoch."""
+    """The progress of a training: before step `step` of epoch `epoch`, with that epoch's sums."""
 
     epoch: int = 0
     step: int = 0
     loss: float = 0.0
     seconds: float = 0.0
-    # Sums of what `watch` saw in that epoch.
+    # Sums of the measures of `watch` in that epoch.
     watched: dict[str, float] = field(default_factory=dict)
     log: list[dict[str, Any]] = field(default_factory=list)
-    # Weights of the epoch with the best score, of `model` and `loss`; {} before there is one.
+    # Weights of `model` and `loss` from the epoch with the best score; {} before the first.
     best: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
 
@@ -37,9 +37,9 @@ def save(
     loss: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Write `checkpoint.pt`, keeping the one before, and the log of whole epochs.
+    """Write `checkpoint.pt`, keep the previous one, and write the log of finished epochs.
 
-    Raises OSError where the disk is full; what was there before stays.
+    Raises OSError if the disk is full; the previous files stay.
     """
     state = {
         "model": models.trainable_state(model),
@@ -53,19 +53,19 @@ def save(
         if current.is_file():
             current.replace(previous)
 
-    # After the checkpoint: what is logged is never trained again.
+    # After the checkpoint: a logged epoch is never trained again.
     if reached.log:
         write_text(folder / "log.csv", pd.DataFrame(reached.log).to_csv(index=False))
 
 
 def _write(state: dict[str, Any], path: Path) -> None:
-    """Write a file by torch; OSError where it cannot be written."""
+    """Write a file by torch.save; OSError where it cannot be written."""
     try:
-        # Given a path in place of a file, torch does not say why it could not write.
+        # Given a path instead of a file, torch does not say why it could not write.
         with path.open("wb") as file:
             torch.save(state, file)
     except RuntimeError as error:
-        # torch goes on to close its archive, fails again, and tells that: what came first counts.
+        # torch then fails to close its archive and raises that: the first error is the cause.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
@@ -74,9 +74,9 @@ def _write(state: dict[str, Any], path: Path) -> None:
 def resume(
     folder: Path, model: EmbeddingModel, loss: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Reached:
-    """Go to where the newest whole checkpoint of this very model stands, or to the beginning.
+    """Load the newest intact checkpoint of this model, and return its progress.
 
-    A warning names the checkpoints that are damaged.
+    Without one, the training starts from the beginning.  A warning names damaged checkpoints.
     """
     shapes = _shapes(model, loss, optimizer)
     for name in CHECKPOINTS:
@@ -99,12 +99,12 @@ def resume(
 
 
 Shapes = dict[str | int, torch.Size]
-# What a checkpoint from before it was watched, or scored, may lack.
+# Fields of `Reached` that older checkpoints may lack.
 NEWER = {"watched", "best"}
 
 
 def _shapes(model: EmbeddingModel, loss: nn.Module, optimizer: torch.optim.Optimizer) -> Shapes:
-    """What a checkpoint must hold: tensors by name, and the optimizer's moments by number."""
+    """The shapes that a checkpoint must have: tensors by name, optimizer moments by number."""
     shapes: Shapes = {}
     for name, tensor in models.trainable_state(model).items():
         shapes[name] = tensor.shape
@@ -117,9 +117,9 @@ def _shapes(model: EmbeddingModel, loss: nn.Module, optimizer: torch.optim.Optim
 
 
 def _read_whole(file: Path, shapes: Shapes) -> dict[str, Any]:
-    """The content of a checkpoint whose check sums and tensors are right, else ValueError."""
+    """Read a checkpoint; ValueError unless its checksums and shapes are right."""
     try:
-        # torch.load does not look at check sums.
+        # torch.load does not verify checksums.
         with zipfile.ZipFile(file) as content:
             bad = content.testzip()
         if bad:

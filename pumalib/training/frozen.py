@@ -1,7 +1,7 @@
-"""Beside a model of one's own folders: what its frozen backbone finds on the same images.
+"""Compare a model trained on a user's folders with its frozen backbone, on the same images.
 
-These are the test images or, where epochs were scored, the held-out ones: then no test class is
-looked at to choose between the two.  A model that went on from a trained one is compared with that.
+These are the test images or, if epochs were scored, the held-out ones: then the choice between the
+two does not use the test classes.  A model that started from a trained one is compared with that.
 """
 
 import shlex
@@ -15,24 +15,24 @@ from ..config import METHODS, Run, Training
 from ..models import model_folder
 from . import held_out, loop, parallel, run_folder
 
-# The metric by which the two are compared, and its rows.
+# The metric and the rows of the comparison.
 METRIC = "R@1"
 ROWS = ("unified", "harmonic")
-# The frozen backbone as it comes.
+# The method of the frozen backbone.
 BARE = METHODS["pretrained"]
 
-# What is advised after a warning.
+# The advice after a warning.
 _OTHERS = "to train another: method whitened, a lower lr, fewer or more epochs, or more images"
 _OF_NO_TRAINING = "to gain on it: more images"
 
 
 def warn_if_below(run: Run, folder: Path) -> None:
-    """Warn where the trained model in `folder` finds less than its frozen backbone does.
+    """Warn if the trained model in `folder` has a lower R@1 than its frozen backbone.
 
-    For `folders` alone: a study has the frozen backbone as a row.  Where epochs were scored the
-    best one is compared, by the held-out classes.  The backbone is evaluated once for these images,
-    as a run beside `folder`, which `load` takes as any other.  Where the run went on from a trained
-    model and was scored, the warning is that no epoch finds more than that.
+    Only for the benchmark `folders`: a study has the frozen backbone as a row.  If epochs were
+    scored, the best epoch is compared, on the held-out classes.  The backbone is evaluated once for
+    these images, as a run beside `folder` that `load` can load.  If the run started from a trained
+    model and was scored, it warns if no epoch is better than that model.
     """
     if run.data.benchmark != "folders" or not parallel.is_first():
         return
@@ -42,7 +42,7 @@ def warn_if_below(run: Run, folder: Path) -> None:
     best = held_out.best(record["log"])
     start = model_folder(run.pretrained)
     if start:
-        # The backbone's own weights are not at hand.
+        # The pretrained weights of the backbone are not available.
         _warn_if_start_is_best(start, best)
         return
     bare = of_backbone(run, on_held_out=run.data.holdout or best is not None)
@@ -63,7 +63,7 @@ def warn_if_below(run: Run, folder: Path) -> None:
 
 
 def _warn_if_start_is_best(start: Path, best: dict[str, Any] | None) -> None:
-    """Warn where no epoch was above the trained model that the run went on from."""
+    """Warn if no epoch was better than the trained model that the run started from."""
     if best is None or best["epoch"] > 0:
         return
     found = f"{100 * best[held_out.SCORE]:.1f}% on the held-out classes"
@@ -72,13 +72,13 @@ def _warn_if_start_is_best(start: Path, best: dict[str, Any] | None) -> None:
 
 
 def _use(folder: Path) -> str:
-    """How the model in a folder is used, in Python and by the commands."""
+    """How to use the model in a folder, in Python and by the commands."""
     shown = paths.shown(folder)
     return f"to use it: pumalib.load({shown!r}), or --model {shlex.quote(shown)}"
 
 
 def _on_test_images(found: dict[str, float], by_backbone: dict[str, float]) -> str:
-    """What is said of a model below its frozen backbone; nothing of one that is not."""
+    """The warning if a model is below its frozen backbone on the test images, else ""."""
     if all(found[row] >= by_backbone[row] for row in ROWS):
         return ""
     what = f"the frozen backbone finds {_percent(by_backbone)} on these folders"
@@ -87,7 +87,7 @@ def _on_test_images(found: dict[str, float], by_backbone: dict[str, float]) -> s
 
 
 def _on_held_out_images(best: dict[str, Any], by_backbone: float) -> str:
-    """The same of the best epoch, by the harmonic R@1 of the held-out classes."""
+    """The same for the best epoch, by the harmonic R@1 on the held-out classes."""
     score = best[held_out.SCORE]
     if score >= by_backbone:
         return ""
@@ -97,10 +97,10 @@ def _on_held_out_images(best: dict[str, Any], by_backbone: float) -> str:
 
 
 def of_backbone(run: Run, on_held_out: bool) -> Run:
-    """The run that trains nothing, of the same backbone and images.
+    """The run of the frozen backbone on the same images, without training.
 
-    It tests the test classes, or those that are held out.  What only concerns training is not taken
-    over, so that many runs share it.
+    It tests the test classes or, with `on_held_out`, the held-out ones.  Settings that only concern
+    training are not copied, so that many runs share it.
     """
     recipe = Training(device=run.training.device, workers=run.training.workers)
     return Run(

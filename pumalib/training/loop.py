@@ -1,6 +1,6 @@
-"""`train(run, folder)` fills a run's folder, can be killed anywhere, and goes on where it was.
+"""`train(run, folder)` trains a run into its folder; killed at any time, it resumes.
 
-All randomness of a step comes from (seed, epoch, step).  Under torchrun the first process alone
+All randomness of a step comes from (seed, epoch, step).  Under torchrun only the first process
 writes and evaluates.
 """
 
@@ -32,21 +32,21 @@ from . import checkpoint, held_out, parallel, run_folder, watch
 from .checkpoint import Reached
 from .run_folder import CHECKPOINTS, SETTINGS, write_text
 
-# Test images up to so many are all decoded before the training, within a minute: a damaged one is
-# found now and not after days.
+# Up to this many test images are decoded before training, which takes less than a minute: a damaged
+# image is found now and not after days.
 MOST_DECODED_BEFORE = 20_000
-# `open_loss` looks at so many images, or this share of those that were trained, if that is fewer:
-# a forward pass of 2 % costs less than 3 % of any training.
+# `open_loss` uses this many images, or this share of the images trained if that is fewer: a forward
+# pass of 2 % costs less than 3 % of any training.
 OPEN_LOSS_IMAGES = 1000
 OPEN_LOSS_SHARE = 0.02
-# What a run's numbers can depend on, of the project's folders.
+# The project's folders that a run's numbers can depend on.
 CODE_AND_INPUTS = ("pumalib", "puma_study", "notebooks", "data")
 
 
 class NonFiniteLoss(ArithmeticError):  # noqa: N818 (a name that users know)
-    """Training met a loss, a weight or an embedding that is not finite.
+    """A loss, a weight or an embedding became NaN or infinite in training.
 
-    The last good checkpoint is kept.  `where` and `what` say it in short, as "epoch 3, batch 7" and
+    The last good checkpoint stays.  `where` and `what` are short, such as "epoch 3, batch 7" and
     "the loss is nan"; `environment` is that of the run's record.
     """
 
@@ -60,27 +60,27 @@ class NonFiniteLoss(ArithmeticError):  # noqa: N818 (a name that users know)
 
 @dataclass
 class Setup:
-    """What a run is made of, ready to train."""
+    """Everything that a run needs, ready to train."""
 
     run: Run
     benchmark: Benchmark
-    labels: np.ndarray  # (n,) of each training image, 0 to C - 1
+    labels: np.ndarray  # (n,) the class of each training image, 0 to C - 1
     model: models.EmbeddingModel
     loss: losses.base.Loss
     device: torch.device
     precision: str  # "float32" or "bfloat16"
-    environment: dict[str, Any]  # what else a reader needs to repeat the run
-    scored: Benchmark | None = None  # whose `test` is scored while it trains
+    environment: dict[str, Any]  # facts to repeat the run, see `machine`
+    scored: Benchmark | None = None  # its `test` split is scored during training
 
 
 def train(run: Run, folder: Path, position: str = "") -> Path:
-    """Train and evaluate `run`, or go on where `folder` left off; a finished one is only read.
+    """Train and evaluate `run`, or resume it in `folder`; a finished run is only read.
 
-    Evaluated and written is the model of the last epoch or, with `score_epochs`, of the best one.
+    The final model is that of the last epoch or, with `score_epochs`, of the best one.
 
-    Returns `folder`.  It then holds `run.json`, `log.csv`, `model.safetensors` (what was trained)
-    and, written last, the record of all in `metrics.json`.  Where others may want the same run,
-    lock `run_folder.LOCK` before.  `position` is such as "run 3 of 9", for the line of progress.
+    Returns `folder`.  It then holds `run.json`, `log.csv`, `model.safetensors` (the trained
+    tensors) and, written last, the record `metrics.json`.  If other processes may train the same
+    run, lock `run_folder.LOCK` before.  `position`, such as "run 3 of 9", is for the progress bar.
 
     Raises NonFiniteLoss, ValueError (settings, data or weights that do not fit), OSError (the
     folder cannot be written).
@@ -117,14 +117,14 @@ def _fit_and_finish(setup: Setup, folder: Path, bar: tqdm) -> None:
 
 
 def build(run: Run, folder: Path) -> Setup:
-    """Load the data, make loss and model from the run's seed, and begin the folder."""
+    """Load the data, make loss and model from the run's seed, and write the run's settings."""
     device = choose_device(run.training.device)
     precision = choose_precision(run.training.precision, device)
     benchmark = data.load(run.data, run.seed)
     scored = None
     if run.training.score_epochs:
         scored = data.held_out(run.data)
-    # Proxies are numbered 0..C-1 over the training classes, whatever labels the table gives them.
+    # Labels of the table, renumbered 0..C-1 over the training classes, as proxies need.
     classes, labels = np.unique(benchmark.train["label"].to_numpy(), return_inverse=True)
     names = benchmark.train.groupby("label")["class_name"].first().tolist()
 
@@ -166,12 +166,12 @@ def build(run: Run, folder: Path) -> Setup:
 
 
 def _whiten(setup: Setup, folder: Path) -> None:
-    """Compute the head from the features of the training images, as test images are shown."""
+    """Compute the head from the training images' features, with the test transform."""
     model = setup.model
     head = model.head
     assert isinstance(head, nn.Linear)
     normalise = model.normalise
-    # The features themselves: the head is the identity so far.
+    # The features without L2 normalisation; the head is still the identity.
     model.normalise = False
     features = embed_rows(
         model,
@@ -188,7 +188,7 @@ def _whiten(setup: Setup, folder: Path) -> None:
 
 
 def _require_one_width(model: models.EmbeddingModel, run: Run) -> None:
-    """Raise ValueError where what trains is not as wide as its loss: with no head of its own."""
+    """Raise ValueError if a trained model without a head has another width than `run.dim`."""
     trains = any(parameter.requires_grad for parameter in model.parameters())
     if trains and model.dim != run.dim:
         raise ValueError(
@@ -199,7 +199,7 @@ def _require_one_width(model: models.EmbeddingModel, run: Run) -> None:
 
 
 def _require_readable_test_images(benchmark: Benchmark) -> None:
-    """Raise the ImageError of the first test image that cannot be decoded, where they are few."""
+    """Raise the ImageError of the first unreadable test image, if there are few test images."""
     if benchmark.pixels is not None or len(benchmark.test) >= MOST_DECODED_BEFORE:
         return
     errors = unreadable(replace(benchmark, images=benchmark.test))
@@ -208,7 +208,7 @@ def _require_readable_test_images(benchmark: Benchmark) -> None:
 
 
 def use_plain_attention(model: nn.Module) -> None:
-    """Choose timm's plain attention: the fused one is three times slower in bfloat16 on a CPU."""
+    """Use timm's plain attention: fused attention is three times slower in bfloat16 on a CPU."""
     for part in model.modules():
         part.fused_attn = False  # type: ignore[assignment]  # read by timm's Attention alone
 
@@ -234,13 +234,13 @@ class _Fitting:
 
 
 def fit(setup: Setup, folder: Path, bar: tqdm) -> Reached:
-    """Train from the newest checkpoint of `folder` to the last epoch, or as far as patience goes.
+    """Train from the newest checkpoint of `folder` to the last epoch, or until patience is over.
 
-    The model is then that of the last epoch, or of the one with the best score.
+    The model is then that of the last epoch or, with scores, of the best one.
     """
     recipe = setup.run.training
     if not any(p.requires_grad for p in setup.model.parameters()):
-        # Nothing to train, whatever the loss would learn.
+        # The model has no trained parameter, even if the loss has some.
         parallel.leave()
         return Reached(epoch=recipe.epochs)
 
@@ -259,14 +259,14 @@ def fit(setup: Setup, folder: Path, bar: tqdm) -> Reached:
 
 
 def _start_is_due(run: Run, reached: Reached) -> bool:
-    """Whether the model is to be scored before its first step: it begins with a trained one."""
+    """Whether to score before the first step: if epochs are scored and it starts from a model."""
     at_start = reached.epoch == 0 and reached.step == 0 and not reached.log
     is_trained = models.model_folder(run.pretrained) is not None
     return at_start and is_trained and run.training.score_epochs > 0
 
 
 def _score_start(fitting: _Fitting) -> None:
-    """Score the model as epoch 0, which is kept where no epoch of training finds more."""
+    """Score the starting model as epoch 0: it is the result if no epoch is better."""
     setup = fitting.setup
     value = math.nan
     if parallel.is_first():
@@ -291,7 +291,7 @@ def _is_over(recipe: Training, reached: Reached) -> bool:
 
 
 def _epoch(fitting: _Fitting) -> None:
-    """Train the rest of the epoch that is reached, with checkpoints on the way and at its end."""
+    """Train the rest of the current epoch, with checkpoints on the way and at its end."""
     recipe = fitting.setup.run.training
     chosen = _chosen_images(fitting.setup, fitting.reached.epoch)
     steps = len(chosen)
@@ -332,7 +332,7 @@ def _epoch(fitting: _Fitting) -> None:
 
 
 def _scored_row(fitting: _Fitting) -> dict[str, float | None]:
-    """What an epoch's row of the log has of the held-out classes, where it is to have that."""
+    """The held-out score for an epoch's row of the log: {} without scoring, None if not due."""
     setup = fitting.setup
     recipe = setup.run.training
     epoch = fitting.reached.epoch + 1
@@ -348,7 +348,7 @@ def _scored_row(fitting: _Fitting) -> dict[str, float | None]:
 
 
 def _held_out_score(setup: Setup, folder: Path, epoch: int) -> float:
-    """Harmonic R@1 on the held-out classes; draws nothing, and leaves the model in training."""
+    """Harmonic R@1 on the held-out classes; the random state and training mode do not change."""
     assert setup.scored is not None
     where = f"after epoch {epoch}"
     scores = _scores(setup, setup.scored, folder, where, "held-out")
@@ -358,7 +358,7 @@ def _held_out_score(setup: Setup, folder: Path, epoch: int) -> float:
 
 
 def _best_weights(fitting: _Fitting, log: list[dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
-    """The weights of the best epoch so far, the newest row of the log being of the model's."""
+    """The weights of the best epoch so far; the last row of the log is that of the model."""
     row = held_out.best(log)
     if row is None:
         return {}
@@ -370,13 +370,13 @@ def _best_weights(fitting: _Fitting, log: list[dict[str, Any]]) -> dict[str, dic
     }
     copies = {}
     for part, state in states.items():
-        # The training goes on in the tensors themselves.
+        # Copies, because training changes the tensors in place.
         copies[part] = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
     return copies
 
 
 def _take_best(setup: Setup, reached: Reached) -> None:
-    """Put the weights of the best epoch into the model and its loss, where epochs were scored."""
+    """Load the weights of the best epoch into model and loss, if epochs were scored."""
     if not reached.best:
         return
     setup.model.load_state_dict(reached.best["model"], strict=False)
@@ -384,7 +384,7 @@ def _take_best(setup: Setup, reached: Reached) -> None:
 
 
 def _chosen_images(setup: Setup, epoch: int) -> list[np.ndarray]:
-    """The training images of each batch of an epoch, this process's share of them."""
+    """The training images of each batch of an epoch: this process's share."""
     recipe = setup.run.training
     seed = setup.run.seed
     if setup.loss.batches == "classes":
@@ -403,7 +403,7 @@ def _chosen_images(setup: Setup, epoch: int) -> list[np.ndarray]:
 
 
 def _stream(fitting: _Fitting, chosen: list[np.ndarray]) -> Iterator[tuple[Tensor, np.ndarray]]:
-    """The batches of an epoch that are still to be trained."""
+    """The remaining batches of the current epoch."""
     setup = fitting.setup
     plan = batches.Plan(
         benchmark=setup.benchmark,
@@ -423,7 +423,7 @@ def _stream(fitting: _Fitting, chosen: list[np.ndarray]) -> Iterator[tuple[Tenso
 
 
 def _step(fitting: _Fitting, images: Tensor, rows: np.ndarray, steps: int) -> tuple[float, float]:
-    """One step of the optimizer; returns the loss and the learning rate of the backbone."""
+    """Take one optimizer step; return the loss and the backbone's learning rate."""
     setup = fitting.setup
     recipe = setup.run.training
     reached = fitting.reached
@@ -462,7 +462,7 @@ def _save(fitting: _Fitting, where: str) -> None:
 
 
 def _begin_bar(fitting: _Fitting, chosen: list[np.ndarray]) -> None:
-    """Say how many images there are in all, and how many were trained before this process began."""
+    """Set the bar to the number of images in all, and of those trained before a resume."""
     bar = fitting.bar
     if bar.total is not None:
         return
@@ -476,7 +476,7 @@ def _begin_bar(fitting: _Fitting, chosen: list[np.ndarray]) -> None:
 
 
 def _show_progress(fitting: _Fitting, images: int) -> float:
-    """Advance the bar by a batch of `images`; returns images per second of this epoch."""
+    """Advance the bar by `images`; return the images per second of this epoch."""
     reached = fitting.reached
     epochs = fitting.setup.run.training.epochs
     mean = reached.loss / reached.step
@@ -492,9 +492,9 @@ def _show_progress(fitting: _Fitting, images: int) -> float:
 def make_optimizer(
     model: models.EmbeddingModel, loss: nn.Module, recipe: Training
 ) -> torch.optim.AdamW:
-    """AdamW over three groups with their factors of the learning rate.
+    """AdamW with three groups that have their own factors of the learning rate.
 
-    They are the backbone, the new parameters, and those of the loss (Appendix A).
+    The groups are the backbone, the new parameters, and the loss's parameters (Appendix A).
     """
     in_backbone = {id(p) for p in model.backbone.parameters()}
     backbone = [p for p in model.backbone.parameters() if p.requires_grad]
@@ -511,12 +511,12 @@ def make_optimizer(
 
 
 def progress_before(recipe: Training, epoch: int, step: int, steps: int) -> float:
-    """The share of a training, 0 to 1, that is done before a step; as of `learning_rate`."""
+    """The finished share of the training, 0 to 1, before a step; arguments of `learning_rate`."""
     return (epoch + step / steps) / recipe.epochs
 
 
 def learning_rate(recipe: Training, epoch: int, step: int, steps: int) -> float:
-    """The rate of backbone weights in step `step` of `steps` of epoch `epoch` (both from 0)."""
+    """The backbone's learning rate in step `step` of `steps` in epoch `epoch` (both from 0)."""
     if recipe.schedule == "constant":
         return recipe.lr
     if recipe.schedule == "step":
@@ -528,7 +528,7 @@ def learning_rate(recipe: Training, epoch: int, step: int, steps: int) -> float:
 
 
 def require_finite(folder: Path, where: str, what: str, *values: Any) -> None:
-    """Raise NonFiniteLoss unless all `values` are finite; it says `what` was met `where`."""
+    """Raise NonFiniteLoss unless all `values` are finite; its message has `where` and `what`."""
     if all(bool(torch.as_tensor(value).isfinite().all()) for value in values):
         return
     existing = [name for name in CHECKPOINTS if (folder / name).is_file()]
@@ -551,14 +551,14 @@ def require_finite(folder: Path, where: str, what: str, *values: Any) -> None:
 
 
 def evaluate(setup: Setup, folder: Path) -> evaluation.Scores:
-    """Score every test image; NonFiniteLoss where an embedding is not finite."""
+    """Score every test image; NonFiniteLoss if an embedding is not finite."""
     return _scores(setup, setup.benchmark, folder, "evaluation", "test")
 
 
 def _scores(
     setup: Setup, benchmark: Benchmark, folder: Path, where: str, kind: str
 ) -> evaluation.Scores:
-    """Score the test images of a benchmark, which a message calls images of this `kind`."""
+    """Score the test images of a benchmark; `where` and `kind` are for the error message."""
     test = benchmark.test
     embeddings = embed_rows(
         setup.model,
@@ -577,14 +577,13 @@ def _scores(
 
 @torch.no_grad()
 def open_loss(setup: Setup) -> float | None:
-    """The loss of the trained model with every gate open, on training images without augmentation.
+    """The evaluation-mode training loss: the mean loss on training images, without augmentation.
 
-    These are shown by the test view, resized and cropped at the centre; gates are those of
-    evaluation, and what the loss has learned stays as it is.  It is the mean over the first batches
-    of the first epoch, drawn as this loss has them: as many as make `OPEN_LOSS_IMAGES`, or
-    `OPEN_LOSS_SHARE` of what was trained, and at least one.  So runs of one seed, batch size and
-    kind of batches are compared by the same images.  None where nothing was trained, or the loss is
-    not finite.
+    Model, gates and loss are in evaluation mode: no gate is closed, the loss learns nothing, and
+    images pass the test transform.  The mean is over the first batches of the first epoch, drawn as
+    in training: at least one, and as many as fit into `OPEN_LOSS_IMAGES` and `OPEN_LOSS_SHARE`
+    of the images trained.  So runs with the same seed, batch size and kind of batches use the same
+    images.  None if nothing was trained, or the loss is not finite.
     """
     if not any(p.requires_grad for p in setup.model.parameters()):
         return None
@@ -601,7 +600,7 @@ def open_loss(setup: Setup) -> float | None:
     )
     gpus = [setup.device] if setup.device.type == "cuda" else []
     values = []
-    # Some miners draw.
+    # Some miners draw random numbers.
     with torch.random.fork_rng(gpus):
         torch.manual_seed(setup.run.seed)
         for images, rows in batches.batches(plan):
@@ -614,7 +613,7 @@ def open_loss(setup: Setup) -> float | None:
 
 
 def _open_loss_batches(setup: Setup) -> list[np.ndarray]:
-    """The places, among the training images, of the images of each batch that `open_loss` sees."""
+    """The training images of each batch for `open_loss`, as places in the table."""
     of_epoch = _chosen_images(setup, 0)
     size = len(of_epoch[0])
     trained = setup.run.training.epochs * len(of_epoch) * size
@@ -623,7 +622,7 @@ def _open_loss_batches(setup: Setup) -> list[np.ndarray]:
 
 
 def _embedded(setup: Setup, images: Tensor) -> Tensor:
-    """Embeddings (B, dim) of images in the precision of the training, a micro-batch at a time."""
+    """Embed images (B, dim) in the precision of training, one micro-batch at a time."""
     parts = images.split(setup.run.training.micro_batch or len(images))
     enabled = setup.precision == "bfloat16"
     with torch.autocast(images.device.type, torch.bfloat16, enabled=enabled):
@@ -637,7 +636,7 @@ def finish(
     open_loss: float | None,
     folder: Path,
 ) -> float:
-    """Write the model and the record, drop the checkpoints; returns the seconds of training."""
+    """Write the model and the record, remove the checkpoints; return the seconds of training."""
     models.save(setup.model, setup.run, folder)
     seconds = sum(row["seconds"] for row in reached.log)
     speed = None
@@ -666,9 +665,9 @@ def finish(
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called `name`, "auto" being the GPU if there is one.
+    """The device called `name`; "auto" is the GPU if there is one.
 
-    Raises ValueError with the list of those that are here.
+    Raises ValueError, with a list of the devices of this machine, for another name.
     """
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     known = ["auto", "cpu"]
@@ -685,7 +684,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """The precision of the network: "auto" is bfloat16 on CUDA and float32 elsewhere."""
+    """The precision of the network; "auto" is bfloat16 on CUDA and float32 elsewhere."""
     if name != "auto":
         return name
     if device.type == "cuda":
@@ -701,7 +700,7 @@ def device_name(device: torch.device) -> str:
 
 
 def machine(device: torch.device, precision: str) -> dict[str, Any]:
-    """What else a reader needs to repeat a run: versions, device, precision, revision."""
+    """Facts that a reader needs to repeat a run: versions, device, precision, revision."""
     return {
         "python": sys.version.split()[0],
         "torch": torch.__version__,
@@ -716,10 +715,10 @@ def machine(device: torch.device, precision: str) -> dict[str, Any]:
 
 
 def revision() -> str | None:
-    """The project's commit, or None where there is no git or no checkout.
+    """The project's commit, or None without git or a checkout.
 
-    "-dirty" is added where code or inputs (`CODE_AND_INPUTS`) are not those of the commit, files
-    that git does not know included.  Results and words may be others.
+    "-dirty" is added if code or inputs (`CODE_AND_INPUTS`) differ from the commit, or have
+    untracked files.  Changes of results and documentation do not count.
     """
     commit = _git("describe", "--always")
     if not commit:
@@ -730,11 +729,11 @@ def revision() -> str | None:
 
 
 def _git(*arguments: str) -> str:
-    """What git says of the project; nothing where it fails, or is not there."""
+    """The output of a git command in the project; "" if it fails or git is missing."""
     git = shutil.which("git")
     if git is None:
         return ""
-    # Other processes may write the index meanwhile.
+    # No locks, as other processes may write git's index at the same time.
     command = [git, "--no-optional-locks", "-C", str(paths.ROOT), *arguments]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     return told.stdout.strip()

@@ -1,8 +1,8 @@
-"""One batch in parts: processes side by side (torchrun), and micro-batches one after another.
+"""Split a batch: among parallel processes (torchrun), and into micro-batches in sequence.
 
-Every process embeds an equal part of each batch and computes the loss of the whole batch from the
-embeddings of all; it carries the gradient of its own part back through the network, and the sum
-over processes is that of one.
+Every process embeds an equal part of each batch and computes the loss of the whole batch from all
+embeddings.  It backpropagates the gradient of its own part; the sum of gradients over processes
+equals that of a single process.
 """
 
 import os
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Batch:
-    """This process's part of a batch, and the gates of all of it."""
+    """This process's part of a batch, with the gates of the whole batch."""
 
     images: Tensor  # (b, 3, H, W)
     targets: Tensor  # (b,)
@@ -27,29 +27,29 @@ class Batch:
 def is_first() -> bool:
     """Whether this process is the one that writes: torchrun's first, or the only one.
 
-    True of it before `join` and after `leave` too.
+    This holds before `join` and after `leave` too.
     """
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def size() -> int:
-    """How many processes share each batch."""
+    """The number of processes that share each batch."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     return 1
 
 
 def rank() -> int:
-    """The number of this process among them."""
+    """The rank of this process among those that share each batch, from 0."""
     if size() == 1:
         return 0
     return dist.get_rank()
 
 
 def join(device: torch.device) -> None:
-    """Meet the other processes if torchrun started several; on CUDA each takes a GPU.
+    """Connect to the other processes if torchrun started several; on CUDA each uses one GPU.
 
-    Raises ValueError where there are fewer GPUs than processes, or a GPU was named.
+    Raises ValueError if there are fewer GPUs than processes, or `device` names a GPU.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
@@ -65,7 +65,7 @@ def join(device: torch.device) -> None:
 
 
 def _own_gpu(device: torch.device) -> torch.device:
-    """The GPU of this process's local rank, made the current one."""
+    """The GPU of this process's local rank, set as the current device."""
     local = int(os.environ["LOCAL_RANK"])
     there = torch.cuda.device_count()
     if device.index is not None or local >= there:
@@ -78,16 +78,16 @@ def _own_gpu(device: torch.device) -> torch.device:
 
 
 def leave() -> None:
-    """Leave the other processes, once all have come so far."""
+    """Disconnect from the other processes, once all have reached this point."""
     if size() > 1:
         dist.barrier()
         dist.destroy_process_group()
 
 
 def share(batches: list[np.ndarray]) -> list[np.ndarray]:
-    """This process's part of each batch, equal parts in the order of the ranks.
+    """This process's part of each batch: equal parts, in the order of ranks.
 
-    Raises ValueError where a batch cannot be divided equally.
+    Raises ValueError if a batch cannot be divided equally.
     """
     processes = size()
     for batch in batches:
@@ -101,7 +101,7 @@ def share(batches: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def gather(part: Tensor) -> Tensor:
-    """The equal parts (b, ...) of all processes as (b x size(), ...), by rank, without gradient."""
+    """Gather equal parts (b, ...) of all processes to (b x size(), ...), by rank, no gradient."""
     part = part.detach()
     if size() == 1:
         return part
@@ -111,7 +111,7 @@ def gather(part: Tensor) -> Tensor:
 
 
 def from_first(value: float, device: torch.device) -> float:
-    """What the first process has for `value`, in all of them; there it comes once all have come."""
+    """The first process's `value`, in all processes; each waits for the others."""
     if size() == 1:
         return value
     shared = torch.tensor(value, dtype=torch.float64, device=device)
@@ -120,7 +120,7 @@ def from_first(value: float, device: torch.device) -> float:
 
 
 def check_batch_norm(model: nn.Module, micro_batch: int) -> None:
-    """Raise ValueError where batch normalisation is trained and would see a part of a batch."""
+    """Raise ValueError if trained batch normalisation would see only part of a batch."""
     if not micro_batch and size() == 1:
         return
     for module in model.modules():
@@ -140,11 +140,11 @@ def backward(
 ) -> float:
     """Return the loss of one batch and leave its gradients in `model` and `loss`.
 
-    They are the same in all processes.  `micro_batch` images at a time pass the network, twice:
-    for the embeddings alone, then to carry on the gradient with respect to them (Gao et al.,
-    "Scaling deep contrastive learning batch size under memory limited setup", 2021); 0 is the
-    whole batch at once.
-    `precision` "bfloat16" is autocast for the network; losses compute in float32.
+    Both are the same in all processes.  `micro_batch` images at a time pass the network, twice:
+    first for the embeddings, then to backpropagate the gradient with respect to them (Gao et al.,
+    "Scaling deep contrastive learning batch size under memory limited setup", 2021); 0: the whole
+    batch at once.
+    `precision` "bfloat16" is autocast for the network; losses are computed in float32.
     """
     if 0 < micro_batch < len(batch.images):
         value = _in_parts(model, loss, batch, micro_batch, precision)
@@ -156,7 +156,7 @@ def backward(
 
 
 def _whole(model: nn.Module, loss: nn.Module, batch: Batch, precision: str) -> float:
-    """All images of this process at once: the graph of the embeddings is kept."""
+    """All images of this process at once, with one graph of the embeddings."""
     part = _embed(model, batch, slice(None), precision)
     value, gradient = _gradient_of_loss(loss, part, batch)
     part.backward(gradient)
@@ -166,7 +166,7 @@ def _whole(model: nn.Module, loss: nn.Module, batch: Batch, precision: str) -> f
 def _in_parts(
     model: nn.Module, loss: nn.Module, batch: Batch, micro_batch: int, precision: str
 ) -> float:
-    """A few images at a time: embedded without a graph, then again for the gradient."""
+    """A few images at a time: embed them without a graph, then again for the gradient."""
     count = len(batch.images)
     places = [slice(at, min(at + micro_batch, count)) for at in range(0, count, micro_batch)]
     with torch.no_grad():
@@ -187,7 +187,7 @@ def _embed(model: nn.Module, batch: Batch, place: slice, precision: str) -> Tens
     for name, gate in batch.gates.items():
         if gate.shape[-1] > 1:
             gate = gate[..., mine]
-        # A last axis of 1 holds one gate for all images.
+        # A last axis of 1 is one gate for all images.
         gates[name] = gate
     images = batch.images[place]
     enabled = precision == "bfloat16"
@@ -206,12 +206,12 @@ def _gradient_of_loss(loss: nn.Module, part: Tensor, batch: Batch) -> tuple[floa
 
 
 def _sum_over_processes(model: nn.Module, loss: nn.Module) -> None:
-    """Sum the gradients of the network; those of the loss are the same in all already."""
+    """Sum the network's gradients over processes; the loss's are equal in all already."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     total = nn.utils.parameters_to_vector(gradients)
     dist.all_reduce(total)
     nn.utils.vector_to_parameters(total, gradients)
     for p in loss.parameters():
-        # Some sums on GPUs differ in their last bits.
+        # On GPUs some sums differ in their last bits.
         assert p.grad is not None
         dist.broadcast(p.grad, 0)

@@ -21,27 +21,27 @@ CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")
 def run_name(run: Run) -> str:
     """The name of a run: method, loss, and a hash of all that can change its numbers.
 
-    Raises ValueError or OSError where data or weights are not on this machine.
+    Raises ValueError or OSError if data or weights are not on this machine.
     """
     weights = weights_digest(run)
     contents = data.load(run.data).digest
     if run.training.score_epochs:
-        # They choose the epoch that is kept.
+        # The held-out classes choose the epoch of the final model.
         contents += data.held_out(run.data).digest
     return name_by_digests(run, contents, weights)
 
 
 def weights_digest(run: Run) -> str:
-    """What the weights of a run are, and the texts of its loss.
+    """A digest of a run's initial weights and of its loss's texts.
 
-    Raises ValueError or OSError where they are not on this machine.
+    Raises ValueError or OSError if they are not on this machine.
     """
     weights = models.backbones.weights_digest(run.backbone, run.pretrained)
     return weights + losses.texts.digest(run.loss_settings.get("texts", ""))
 
 
 def name_by_digests(run: Run, data_digest: str, weights_digest: str) -> str:
-    """The name of a run whose data and weights have these digests."""
+    """The name of a run with these digests of data and weights."""
     more = losses.unsaid(run.loss, run.loss_settings)
     of_part = models.part_settings(run.method)
     if of_part:
@@ -51,15 +51,15 @@ def name_by_digests(run: Run, data_digest: str, weights_digest: str) -> str:
 
 
 def ensemble_name(members: list[str]) -> str:
-    """The name of an ensemble by those of its members: their method and loss, and a hash."""
+    """The name of an ensemble, from the names of its members: method, loss, and a hash."""
     method_and_loss, _, _ = members[0].rpartition("-")
     return f"{method_and_loss}-ensemble-{short_hash(members)}"
 
 
 def make(folder: Path) -> None:
-    """Make the folder, and sweep what processes that died long ago left in it.
+    """Make the folder, and remove old temporary files of dead processes from it.
 
-    An OSError says how to write elsewhere.
+    The message of an OSError says how to write elsewhere.
     """
     try:
         paths.make_folder(folder)
@@ -71,7 +71,7 @@ def make(folder: Path) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a run's folder: another process that wants the same run waits, and finds it finished."""
+    """Lock a run's folder: another process with the same run waits, then finds it finished."""
     make(folder)
     with FileLock(folder / LOCK):
         yield
@@ -84,7 +84,7 @@ def write_text(file: Path, text: str) -> None:
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Write what a finished run leaves, with a digest of it."""
+    """Write the record of a finished run, with its digest."""
     text = json.dumps(record | {"digest": short_hash(record)})
     write_text(folder / FINISHED, text)
 
@@ -92,8 +92,8 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 def is_finished(folder: Path) -> bool:
     """Whether a run has finished here.
 
-    A damaged record, as a power loss leaves an empty one, is removed with a warning: the run goes
-    on from its checkpoint, or starts anew.
+    A damaged record, such as an empty file after a power loss, is removed with a warning: the run
+    resumes from its checkpoint, or starts again.
     """
     file = folder / FINISHED
     if not file.is_file():
@@ -108,11 +108,11 @@ def is_finished(folder: Path) -> bool:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What a finished run has written; ValueError, with the remedy: it is missing or damaged."""
+    """The record of a finished run; ValueError, with the remedy, if it is missing or damaged."""
     file = folder / FINISHED
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        # Folders from before there was a digest have none.
+        # Old records have no digest.
         digest = record.pop("digest", None)
         if digest is not None and digest != short_hash(record):
             raise ValueError("it was changed after it was written")

@@ -1,4 +1,4 @@
-"""A run trained by the processes that torchrun has started, or by one."""
+"""Train a run by all processes that torchrun has started, or by one."""
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -11,10 +11,10 @@ from . import loop, parallel, run_folder
 def train_together(
     run: Run, folder: Path, held: AbstractContextManager[None]
 ) -> dict[str, Any] | None:
-    """Train a run in `folder`, in all processes, and return its record; None in all but the first.
+    """Train a run in `folder`, in all processes; the first returns its record, the others None.
 
-    The first one enters `held`, which locks the folder, before the others are let in.  Raises what
-    `train` and `parallel.join` raise.
+    The first process enters `held`, which locks the folder, while the others wait.  Raises the
+    errors of `train` and `parallel.join`.
     """
     with held if parallel.is_first() else nullcontext():
         parallel.join(loop.choose_device(run.training.device))

@@ -1,11 +1,11 @@
-"""What is seen of the embeddings while they train, beside the loss: a collapse has a look.
+"""Measures of the embeddings during training that show a collapse.
 
-It is logged per epoch and changes no number of a training:
+They are logged per epoch and change no number of a training:
 
-- `cosine`: the mean cosine between the embeddings of a batch; 1 where all are one point;
-- `norm` and `norm_sd`: mean and standard deviation, within a batch, of the lengths of what the head
-  gives, before it is normalised; of torchrun's processes, the first one's part of the batch;
-- `zero_share`: the share of the loss's terms that are zero, where a loss knows it.
+- `cosine`: the mean cosine between the embeddings of a batch; 1 if all are one point;
+- `norm` and `norm_sd`: mean and standard deviation, within a batch, of the lengths of the head's
+  outputs, before normalisation; under torchrun of the first process's part of the batch;
+- `zero_share`: the share of the loss's terms that are zero, if the loss counts them.
 
 All are means over the batches.
 """
@@ -21,35 +21,35 @@ from torch import Tensor, nn
 from ..losses.base import Loss, unit
 from ..models import EmbeddingModel
 
-# A batch whose embeddings are all so near to each other has collapsed; their lengths are 1.
+# A batch has collapsed if all distances between its embeddings, of length 1, are at most this.
 NEAR = 0.01
 
 
 class Watch:
-    """Looks at the batches of a training, between the network and the loss."""
+    """Measures the batches of a training, between the network and the loss."""
 
     def __init__(self) -> None:
-        # Of the last batch, by the names above; {} where it has one image.
+        # The measures of the last batch, by the names above; {} for a batch of one image.
         self.seen: dict[str, float] = {}
-        # The greatest distance, of length-1 embeddings, to the first one of the last batch.
+        # The largest distance to the first embedding of the last batch, all scaled to length 1.
         self.reach = float("inf")
         self._outputs: list[Tensor] = []
         self._is_open = False
         self._has_warned = False
 
     def begin(self) -> None:
-        """Look at the next batch; passes after its loss, as of micro-batches, are not looked at."""
+        """Measure the next batch, up to its loss; later passes of its micro-batches are ignored."""
         self._outputs = []
         self._is_open = True
 
     def see_outputs(self, head: nn.Module, inputs: Any, outputs: Tensor) -> None:
-        """A forward hook of the model's head: keeps what it gives."""
+        """A forward hook of the model's head that stores its outputs."""
         if self._is_open:
             self._outputs.append(outputs.detach())
 
     @torch.no_grad()
     def see_batch(self, loss: Loss, inputs: tuple[Tensor, Tensor], value: Tensor) -> None:
-        """A forward hook of the loss: looks at the embeddings (N, dim) of the whole batch."""
+        """A forward hook of the loss that measures the embeddings (N, dim) of the whole batch."""
         if not self._is_open:
             return
         self._is_open = False
@@ -60,7 +60,7 @@ class Watch:
             return
 
         directions = unit(embeddings)
-        # The sum over all pairs of unlike rows, without the (N, N) cosines.
+        # The sum over all pairs of different rows, without the (N, N) cosines.
         of_pairs = directions.sum(0).square().sum() - directions.square().sum()
         norms = torch.linalg.vector_norm(torch.cat(self._outputs).float(), dim=1)
         numbers = {
@@ -72,17 +72,17 @@ class Watch:
         zeros = loss.share_of_zeros()
         if zeros is not None:
             numbers["zero_share"] = zeros
-        # Read at once: on a GPU each reading waits.
+        # All read at once, as each reading waits for the GPU.
         together = torch.stack([number.float() for number in numbers.values()])
         self.seen = dict(zip(numbers, together.tolist(), strict=True))
         self.reach = self.seen.pop("reach")
 
     def warn_of_collapse(self, where: str, value: float) -> None:
-        """Warn, once a training, where all embeddings of the last batch are one point.
+        """Warn, once per training, if all embeddings of the last batch are one point.
 
-        `where` says which batch of which run, `value` is its loss.
+        `where` names the run and the batch, `value` is its loss.
         """
-        # Two that are near to the first are at most twice as far from each other.
+        # The distance of two embeddings is at most twice the largest distance to the first one.
         if not self.seen or 2 * self.reach > NEAR or self._has_warned:
             return
         self._has_warned = True
@@ -99,7 +99,7 @@ class Watch:
 
 @contextmanager
 def watching(model: EmbeddingModel, loss: Loss) -> Iterator[Watch]:
-    """Look at what passes from model to loss while the block runs."""
+    """Measure the embeddings that pass from model to loss, in this context."""
     watch = Watch()
     hooks = [
         model.head.register_forward_hook(watch.see_outputs),
@@ -113,7 +113,7 @@ def watching(model: EmbeddingModel, loss: Loss) -> Iterator[Watch]:
 
 
 def added(sums: dict[str, float], seen: dict[str, float]) -> dict[str, float]:
-    """The sums over the batches of an epoch, with one batch more; "steps" counts them."""
+    """The sums over an epoch's batches with one more batch added; "steps" counts the batches."""
     if not seen:
         return sums
     total = {"steps": sums.get("steps", 0) + 1}
@@ -123,5 +123,5 @@ def added(sums: dict[str, float], seen: dict[str, float]) -> dict[str, float]:
 
 
 def means(sums: dict[str, float]) -> dict[str, float]:
-    """The means that an epoch's row of the log has, by `added` sums."""
+    """The means over an epoch's batches, for its row of the log, from the sums of `added`."""
     return {name: value / sums["steps"] for name, value in sums.items() if name != "steps"}
