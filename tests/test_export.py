@@ -16,8 +16,8 @@ from PIL import Image
 
 import pumalib
 from puma_study import store
+from puma_study.__main__ import main
 from pumalib import config, data, embedder, evaluation, export, models, paths
-from pumalib.__main__ import main
 from pumalib.embedder import Embedder
 from pumalib.training import run_name
 from tools import pages
@@ -268,7 +268,7 @@ def _trials_program():
 def test_the_trials_program_keeps_a_run_by_a_name(tmp_path, monkeypatch, capsys, pictures):
     """Of another profile, as the trial's models are not trained here."""
     monkeypatch.setattr(paths, "RESULTS", tmp_path / "results")
-    assert main(["train", "linear", "--profile", "smoke"]) == 0
+    assert main(["runs", "train", "linear", "--profile", "smoke"]) == 0
     (folder,) = (tmp_path / "results" / "smoke" / "runs").glob("linear-*")
     program = _trials_program()
     place = tmp_path / "kept" / "small-linear"
