@@ -5,7 +5,7 @@ each, and `runs` lists them; `contrasts` compares rows of them, with what `seeds
 and `results` and `show` make tables.  `printed` has the paper's numbers, `claims` what they and
 kept runs say of its claims and the survey's, `measures` what is no accuracy, and `verdicts` the
 scorecard.  `planning` and `notebooks` say and do what a notebook would train, and `needs` what of a
-GPU; `one_run` is a run by itself, `tuning` searches the settings of every method alike, `across`
+GPU; `one_run` is a run by itself, `search` finds settings by method and rates by loss, `across`
 compares profiles, `analysis` looks into trained models, `scale` counts what a loss costs, `survey`
 has what the notebooks on the survey's losses share, and `findings` shows at the top of a notebook
 what was found.

@@ -307,7 +307,7 @@ def statements(kept: Kept, profiles: Sequence[str]) -> str:
 
 
 def tuned(kept: Kept, profile: str = "") -> str:
-    """The setting that the search gave each method, as notebook 91 kept it (`study/tuning.py`).
+    """The setting that the search gave each method, as notebook 91 kept it (`search.py`).
 
     Harmonic R@1 on held-out training classes, in percent: the mean of the setting's seeds, and the
     lowest and highest of all settings that were tried likewise, with the first seed.

@@ -24,7 +24,7 @@ LINES: tuple[Any, Any] = ("-", (0, (4, 2)))
 def tuning_curves(tuned: pd.DataFrame, frozen: float, epochs: int) -> Figure:
     """Harmonic R@1 over the learning rate, a panel per row, all on one scale.
 
-    `tuned` is a table of `study.tuning.table`.  `frozen` is the frozen backbone's harmonic R@1 as a
+    `tuned` is a table of `search.table`.  `frozen` is the frozen backbone's harmonic R@1 as a
     fraction, or NaN if unknown.  `epochs` is the length of the search: its runs are lines, longer
     ones dotted.  Values far below the frozen backbone are drawn at the lower edge, with a number.
     """
