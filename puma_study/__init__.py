@@ -1,14 +1,14 @@
 """The study of the paper: from the rows of a table to their results.
 
 Read `rows` first, whose `run_all` trains what is missing.  `store` keeps finished runs, a `record`
-each, and `runs` lists them; `contrasts` compares rows of them, with what `seeds` and `groups` know,
-and `results` and `show` make tables.  `printed` has the paper's numbers, `claims` what they and
-kept runs say of its claims and the survey's, `measures` what is no accuracy, and `verdicts` the
-scorecard.  `planning` and `notebooks` say and do what a notebook would train, and `needs` what of a
-GPU; `one_run` is a run by itself, `search` finds settings by method and rates by loss, `across`
-compares profiles, `analysis` looks into trained models, `scale` counts what a loss costs, `survey`
-has what the notebooks on the survey's losses share, and `findings` shows at the top of a notebook
-what was found.
+each, and `runs` lists them; `contrasts` compares rows of them, with the `groups` of their classes
+if asked, and `results` and `show` make tables.  `printed` has the paper's numbers, `claims` what
+they and kept runs say of its claims and the survey's, `measures` what is no accuracy, and
+`verdicts` the scorecard.  `planning` and `notebooks` say and do what a notebook would train, and
+`needs` what of a GPU; `one_run` is a run by itself, `search` finds settings by method and rates by
+loss, `analysis` looks into trained models, `scale` counts what a loss costs, `survey` has what the
+notebooks on the survey's losses share, and `findings` shows at the top of a notebook what was
+found.
 
 It needs the checkout.  Notebooks `import puma_study as study`: these names come when they are first
 asked for, so that `--help` imports nothing that takes time.

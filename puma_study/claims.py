@@ -184,13 +184,13 @@ class Print:
         value = rows.loc[row] - rows.loc[other]
         points = pd.Series(one.by, dtype=float) - printed.ROUNDING
         least = points.reindex(value.index, fill_value=0)
-        above = (value <= least).astype(float).where(value.notna())
+        p_greater = (value <= least).astype(float).where(value.notna())
         gains = {
             "value": value / 100,
             "low": np.nan,
             "high": np.nan,
-            "above": above,
-            "below": 1 - above,
+            "p_greater": p_greater,
+            "p_less": 1 - p_greater,
         }
         return pd.DataFrame(gains)
 
@@ -390,10 +390,10 @@ def _judged(one: Statement, pairs: list[Pair]) -> _Judged:
         must_hold = math.ceil(one.share * len(lines))
     may_fail = len(lines) - must_hold
 
-    weakest_first = lines.sort_values(["above", "value"], ascending=[False, True])
+    weakest_first = lines.sort_values(["p_greater", "value"], ascending=[False, True])
     decides = weakest_first.iloc[may_fail]
-    above = min(1.0, (may_fail + 1) * decides["above"])
-    below = lines["below"].nsmallest(may_fail + 1).iloc[-1]
+    above = min(1.0, (may_fail + 1) * decides["p_greater"])
+    below = lines["p_less"].nsmallest(may_fail + 1).iloc[-1]
     return _Judged(float(above), float(below), decides, len(lines), len(lines))
 
 
@@ -405,8 +405,8 @@ def _judged_apart(points: float, lines: pd.DataFrame) -> _Judged:
     """
     scales = lines["of"].map(lambda pair: pair.scale)
     beyond = (lines["value"].abs() - points / scales) / lines["error"].clip(lower=1e-12)
-    farther = stats.t.sf(beyond, lines["freedom"])
-    nearer = stats.t.cdf(beyond, lines["freedom"])
+    farther = stats.t.sf(beyond, lines["dof"])
+    nearer = stats.t.cdf(beyond, lines["dof"])
     decides = lines.iloc[int(np.argmin(farther))]
     above = min(1.0, 2 * len(lines) * float(farther.min()))
     return _Judged(above, float(nearer.max()), decides, len(lines), 1)
@@ -513,6 +513,6 @@ def _of_columns(
     for name in wanted:
         if name not in gains.index:
             raise NotTestable(f"{pair}: no {name}")
-        if np.isnan(gains.at[name, "above"]):
+        if np.isnan(gains.at[name, "p_greater"]):
             raise NotTestable(f"{pair}: one seed")
     return gains.loc[wanted], tuple(missing)

@@ -1,16 +1,26 @@
-"""Rows of kept runs compared, in pairs: same queries, same seeds."""
+"""Rows of kept runs compared: same queries, same seeds.
+
+`contrast` is the one function that compares rows; `difference` and `interaction` give it the usual
+ones, by the names of their runs, and `kept_difference` and `kept_interaction` by their settings.
+Every comparison is one table: a line per dataset, "unified", "harmonic" and what `averages` asks
+for; columns value, low and high (95 %), p_greater and p_less, error and dof, as of
+`evaluation.contrast`, and the number of seeds.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from pumalib import evaluation
-from pumalib.evaluation import Averages
+from pumalib.config import Profile, Run
+from pumalib.evaluation import Averages, Spread
+from pumalib.training import run_folder
 
-from . import seeds, store
+from . import store
 from .record import FinishedRun
 
 Hits = Mapping[str, np.ndarray]
@@ -33,32 +43,49 @@ class Row:
     sign: int = 1
 
 
+def contrast(
+    rows: Sequence[Row], averages: Averages = PLAIN, units: Units = store.classes
+) -> pd.DataFrame:
+    """The sum of some rows' accuracies, each with its sign, as the module's docstring has it.
+
+    Seeds that all rows have count, each row with the `spread` of all its seeds.  `units` are drawn
+    by the bootstrap: classes, or with `groups.numbers` the groups of classes.  Rows that share a
+    run are compared seed by seed alone: their errors are no independent ones.  Raises NotTestable
+    where there is no common seed, or the rows were tested on unlike queries.
+    """
+    by_seed = [_by_seed(row) for row in rows]
+    common = [seed for seed in by_seed[0] if all(seed in records for records in by_seed)]
+    if not common:
+        formatted = []
+        for row, records in zip(rows, by_seed, strict=True):
+            seeds = ", ".join(str(seed) for seed in records)
+            formatted.append(f"{' '.join(row.names)} (seeds {seeds})")
+        raise NotTestable(f"{' and '.join(formatted)} have no seed in common")
+
+    distinct = {name for row in rows for name in row.names}
+    are_independent = len(distinct) == sum(len(row.names) for row in rows)
+    terms = []
+    for row, records in zip(rows, by_seed, strict=True):
+        hits = {seed: records[seed].hits() for seed in common}
+        of_seeds = None
+        if are_independent:
+            of_seeds = spread(list(records.values()), row.profile, averages)
+        terms.append(evaluation.Term(hits, row.sign, of_seeds))
+
+    some_runs = [(records[common[0]].name, row.profile) for row, records in zip(rows, by_seed)]
+    return _of_terms(terms, some_runs, averages, units)
+
+
 def difference(
     ours: Collection[str],
     theirs: Collection[str],
     profile: str | Path,
     averages: Averages = PLAIN,
     *,
-    other: str | Path | None = None,
     units: Units = store.classes,
 ) -> pd.DataFrame:
-    """One row minus another, each given by the names of its seeds' runs, as `contrast` has it.
-
-    `theirs` are of the profile `other`, if that is another one.
-    """
-    their_profile = profile if other is None else other
-    rows = [Row(tuple(ours), profile), Row(tuple(theirs), their_profile, -1)]
-    return contrast(rows, averages, units)
-
-
-def level(
-    names: Collection[str],
-    profile: str | Path,
-    averages: Averages = PLAIN,
-    units: Units = store.classes,
-) -> pd.DataFrame:
-    """The accuracies of one row by themselves, as `contrast` has them."""
-    return contrast([Row(tuple(names), profile)], averages, units)
+    """One row minus another, each given by the names of its seeds' runs: their `contrast`."""
+    return contrast([Row(tuple(ours), profile), Row(tuple(theirs), profile, -1)], averages, units)
 
 
 def interaction(
@@ -67,7 +94,7 @@ def interaction(
     profiles: Sequence[str | Path],
     large: Sequence[str],
 ) -> pd.DataFrame:
-    """What two profiles change in the difference of two rows, as `contrast` has it.
+    """What two profiles change in the difference of two rows: the first minus the second.
 
     `ours` and `theirs` are the names of each row's runs in the first profile and in the second; the
     profiles share their test images.  The line "small - large", of the datasets `large` in both,
@@ -85,50 +112,19 @@ def interaction(
     return contrast(rows, Averages(large=tuple(large)))
 
 
-def contrast(
-    rows: Sequence[Row], averages: Averages = PLAIN, units: Units = store.classes
-) -> pd.DataFrame:
-    """`evaluation.contrast` of kept rows, with what `seeds.spread` knows of each.
-
-    Seeds that all rows have count.  `units` are drawn by the bootstrap: classes, or with
-    `groups.numbers` the groups of classes.  Rows that share a run are compared seed by seed alone:
-    their errors are no independent ones.  Raises NotTestable where there is no common seed, or the
-    rows were tested on unlike queries.
-    """
-    by_seed = [_by_seed(row) for row in rows]
-    common = [seed for seed in by_seed[0] if all(seed in records for records in by_seed)]
-    if not common:
-        told = []
-        for row, records in zip(rows, by_seed, strict=True):
-            told.append(f"{' '.join(row.names)} (seeds {_listed(records)})")
-        raise NotTestable(f"{' and '.join(told)} have no seed in common")
-
-    distinct = {name for row in rows for name in row.names}
-    are_independent = len(distinct) == sum(len(row.names) for row in rows)
-    terms = []
-    for row, records in zip(rows, by_seed, strict=True):
-        hits = {seed: records[seed].hits() for seed in common}
-        spread = None
-        if are_independent:
-            spread = seeds.spread(list(records.values()), row.profile, averages)
-        terms.append(evaluation.Term(hits, row.sign, spread))
-
-    some_runs = [records[common[0]].name for records in by_seed]
-    _require_same_queries(terms, some_runs)
-    drawn = units(some_runs[0], rows[0].profile)
-    return evaluation.contrast(terms, drawn, averages)
-
-
-def of_runs(
-    one: tuple[str, str | Path], other: tuple[str, str | Path], averages: Averages = PLAIN
-) -> pd.DataFrame:
+def of_runs(one: tuple[str, str | Path], other: tuple[str, str | Path]) -> pd.DataFrame:
     """One run minus another, each a name and a profile, query by query, whatever their seeds."""
     terms = [
         evaluation.Term({0: store.record(*one).hits()}),
         evaluation.Term({0: store.record(*other).hits()}, -1),
     ]
-    _require_same_queries(terms, [one[0], other[0]])
-    return evaluation.contrast(terms, store.classes(*one), averages)
+    return _of_terms(terms, [one, other], PLAIN, store.classes)
+
+
+def in_points(table: pd.DataFrame) -> pd.DataFrame:
+    """A table as of `contrast` in points of accuracy: points, low, high and seeds."""
+    points = 100 * table[["value", "low", "high"]]
+    return points.rename(columns={"value": "points"}).assign(seeds=table["seeds"])
 
 
 def _by_seed(row: Row) -> dict[int, FinishedRun]:
@@ -152,8 +148,16 @@ def _seed_of(record: FinishedRun, profile: str | Path) -> int:
     return record.settings.seed
 
 
-def _listed(numbers: Collection[int]) -> str:
-    return ", ".join(str(number) for number in numbers)
+def _of_terms(
+    terms: Sequence[evaluation.Term],
+    runs: Sequence[tuple[str, str | Path]],
+    averages: Averages,
+    units: Units,
+) -> pd.DataFrame:
+    """`evaluation.contrast` with the number of seeds; `runs` has a run of each term."""
+    _require_same_queries(terms, [name for name, _ in runs])
+    table = evaluation.contrast(terms, units(*runs[0]), averages)
+    return table.assign(seeds=len(terms[0].hits))
 
 
 def _require_same_queries(terms: Sequence[evaluation.Term], names: Sequence[str]) -> None:
@@ -168,3 +172,155 @@ def _require_same_queries(terms: Sequence[evaluation.Term], names: Sequence[str]
                     f"{names[0]} and {name} were tested on other queries: "
                     "`runs list` shows their data"
                 )
+
+
+# ---- rows by their settings, of any profile
+
+
+def kept_seeds(run: Run, profile: Profile) -> dict[int, str]:
+    """The names of the kept runs that are `run` at one of the profile's seeds, by seed.
+
+    Raises store.NotKept where there is none, ValueError or OSError where its data or weights are
+    not on this machine, so that its name cannot be told.
+    """
+    kept = store.read(profile.name)
+    found = {}
+    for seed in (*profile.seeds, *profile.further_seeds):
+        name = run_folder.run_name(replace(run, seed=seed))
+        if name in kept:
+            found[seed] = name
+    if not found:
+        raise store.NotKept(f"{profile.name}: no run of {run.method.name} as it is wanted is kept")
+    return found
+
+
+def kept_difference(
+    ours: Run, theirs: Run, profile: Profile, averages: Averages = PLAIN
+) -> pd.DataFrame:
+    """R@1 of one run minus another's, over the seeds that are kept of both, `in_points`.
+
+    `ours` and `theirs` are columns too: the names of the runs.  Errors as of `kept_seeds` and
+    `contrast`.
+    """
+    our_names = kept_seeds(ours, profile)
+    their_names = kept_seeds(theirs, profile)
+    table = difference(our_names.values(), their_names.values(), profile.name, averages)
+    common = [seed for seed in our_names if seed in their_names]
+    return in_points(table).assign(
+        ours=" ".join(our_names[seed] for seed in common),
+        theirs=" ".join(their_names[seed] for seed in common),
+    )
+
+
+def kept_interaction(
+    ours: Sequence[Run], theirs: Sequence[Run], profiles: Sequence[Profile], large: Sequence[str]
+) -> pd.DataFrame:
+    """What a second list of training images changes in a difference, `in_points`.
+
+    `ours` and `theirs` are a run under the first list and one under the second, of the two
+    profiles: the `interaction` of them.  Errors as of `kept_seeds` and `contrast`.
+    """
+    our_names = [kept_seeds(run, profile).values() for run, profile in zip(ours, profiles)]
+    their_names = [kept_seeds(run, profile).values() for run, profile in zip(theirs, profiles)]
+    names = [profile.name for profile in profiles]
+    return in_points(interaction(our_names, their_names, names, large))
+
+
+def kept_accuracies(run: Run, profile: Profile) -> pd.Series:
+    """R@1 in percent by dataset, mean of the kept seeds; errors as of `kept_seeds`."""
+    of_seeds = []
+    for name in kept_seeds(run, profile).values():
+        of_seeds.append(100 * store.record(name, profile.name).scores()["R@1"])
+    return pd.concat(of_seeds, axis=1).mean(axis=1)
+
+
+# ---- how far the seeds of a row lie apart
+
+# (dataset, queries) of each dataset, and of "unified".
+Queries = tuple[tuple[str, int], ...]
+
+
+def spread(
+    records: Sequence[FinishedRun], profile: str | Path, averages: Averages
+) -> Spread | None:
+    """How far the seeds of a row lie apart, by the records of their runs; None where it is one.
+
+    All rows of a profile that were tested on the same queries help each other
+    (`evaluation.pooled_spreads`), so that keeping further rows can change an interval a little.
+    Rows are what their settings say: runs that differ by their seed alone.  Rows with few images a
+    class, whose seeds draw the images too, help each other alone: they lie farther apart by what
+    the images add.
+    """
+    if len(records) < 2:
+        return None
+    if records[0].members is not None:
+        return _of_ensemble(records, averages)
+    rows = _of_rows(profile, store.states(profile), _queries(records[0]), averages)
+    return rows[_settings(records[0])]
+
+
+def _of_ensemble(records: Sequence[FinishedRun], averages: Averages) -> Spread:
+    tables = pd.DataFrame([_accuracies(record, averages) for record in records])
+    datasets = [name for name, _ in _queries(records[0]) if name != "unified"]
+    own = {name: tables[name].to_numpy() for name in datasets}
+    searched_in_all = tables.columns.intersection(["unified", evaluation.WEIGHTED])
+    together = {name: tables[name].to_numpy() for name in searched_in_all}
+    return evaluation.ensemble_spread(own, together, averages)
+
+
+@lru_cache(maxsize=32)
+def _of_rows(
+    profile: str | Path, states: tuple[store.State, ...], queries: Queries, averages: Averages
+) -> dict[str, Spread]:
+    """The spreads of all rows of a profile with these queries, by their settings.
+
+    `states` are those of its files: where they change it is another question.
+    """
+    of_all_images: dict[str, list[dict[str, float]]] = {}
+    of_drawn_images: dict[str, list[dict[str, float]]] = {}
+    for record in store.read(profile).values():
+        if record.members is not None or _queries(record) != queries:
+            continue
+        alike = of_drawn_images if _draws_images(record) else of_all_images
+        alike.setdefault(_settings(record), []).append(_accuracies(record, averages))
+
+    judged = [name for name, _ in queries] + ["harmonic"]
+    spreads: dict[str, Spread] = {}
+    for alike in (of_all_images, of_drawn_images):
+        tables = {row: pd.DataFrame(accuracies) for row, accuracies in alike.items()}
+        spreads |= evaluation.pooled_spreads(tables, judged)
+    return spreads
+
+
+def _draws_images(record: FinishedRun) -> bool:
+    """Whether a run's seed draws its training images too (`shots` of each class)."""
+    return record.settings.data.shots > 0
+
+
+def _queries(record: FinishedRun) -> Queries:
+    return tuple((name, count) for name, count in record.queries.items() if name != "harmonic")
+
+
+def _settings(record: FinishedRun) -> str:
+    """A hash of all settings of a run but its seed.
+
+    Settings that there were not yet when it was kept have their hash defaults.
+    """
+    run = replace(record.settings, seed=0)
+    return run.identity(str(run.data.split), run.pretrained)
+
+
+def _accuracies(record: FinishedRun, averages: Averages) -> dict[str, float]:
+    """R@1 of a run: by dataset, unified, harmonic, and by the other averages."""
+    if averages.shares:
+        return _from_hits(record, averages)
+    own = {
+        name: value for name, value in record.accuracies.items() if name not in evaluation.OVERALL
+    }
+    return record.accuracies | evaluation.averaged(own, averages)
+
+
+def _from_hits(record: FinishedRun, averages: Averages) -> dict[str, float]:
+    columns = {name: queries[:, np.newaxis] for name, queries in record.hits().items()}
+    means = evaluation.resampled(columns, record.classes(), 0, averages=averages)
+    return {name: float(mean[0, 0]) for name, mean in means.items()}

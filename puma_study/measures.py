@@ -7,11 +7,13 @@ called by a number is that number.
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+
+from pumalib import evaluation
 
 from .contrasts import NotTestable
 
@@ -56,7 +58,7 @@ def difference(table: pd.DataFrame, row: str, other: str) -> pd.DataFrame:
             continue
         gains = (ours - theirs).dropna()
         if len(gains):
-            lines[column] = _student(gains.to_numpy())
+            lines[column] = asdict(_repeated(gains.to_numpy()))
     if not lines:
         raise NotTestable(f"{row} and {other} were not measured in the same columns")
     return pd.DataFrame.from_dict(lines, orient="index").rename_axis("dataset")
@@ -71,26 +73,13 @@ def _values(values: pd.DataFrame, name: str) -> pd.Series | None:
     return None
 
 
-def _student(gains: np.ndarray) -> dict[str, float]:
-    """The mean of repeated differences, as `evaluation.contrast` has it."""
-    value = float(gains.mean())
+def _repeated(gains: np.ndarray) -> evaluation.Contrast:
+    """The mean of repeated differences, NaN but for its value where there is one of them."""
     count = len(gains)
-    if count < 2:
-        nothing = dict.fromkeys(("above", "below", "error", "freedom"), np.nan)
-        return {"value": value, "low": np.nan, "high": np.nan, **nothing}
-    error = float(gains.std(ddof=1)) / count**0.5
-    freedom = count - 1.0
-    width = float(stats.t.ppf(0.975, freedom)) * error
-    t = value / max(error, 1e-12)
-    return {
-        "value": value,
-        "low": value - width,
-        "high": value + width,
-        "above": float(stats.t.sf(t, freedom)),
-        "below": float(stats.t.cdf(t, freedom)),
-        "error": error,
-        "freedom": freedom,
-    }
+    error = np.nan
+    if count > 1:
+        error = float(gains.std(ddof=1)) / count**0.5
+    return evaluation.student(float(gains.mean()), error, dof=count - 1.0)
 
 
 # ---- the tables

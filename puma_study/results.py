@@ -155,9 +155,14 @@ class Results:
         for row, other in pairs:
             if row not in self.names or other not in self.names:
                 continue
-            gains = self.difference(row, other)
+            compared = self.difference(row, other)
+            # No -0.0.
+            points = contrasts.in_points(compared).round(1) + 0.0
+            p_value = 2 * compared[["p_greater", "p_less"]].min(axis=1)
             for name in columns:
-                line = {"difference": f"{row} over {other}", "of": name, **_points(gains.loc[name])}
+                line: dict[str, Any] = {"difference": f"{row} over {other}", "of": name}
+                line |= points.loc[name, ["points", "low", "high"]].to_dict()
+                line["p"] = round(p_value[name], 4)
                 line["paper"] = _printed_gain(printed, row, other, name)
                 lines.append(line)
         order = ["difference", "of", "points", "low", "high", "p", "paper"]
@@ -172,15 +177,6 @@ class Results:
         with paths.written_whole(file) as temporary:
             self.tidy.to_csv(temporary, index=False, float_format="%.6f")
         return file
-
-
-def _points(gain: pd.Series) -> dict[str, float]:
-    """A line of `contrasts.difference` in points, with the p-value of both sides."""
-    points = {}
-    for column, name in {"value": "points", "low": "low", "high": "high"}.items():
-        points[name] = round(100 * gain[column], 1) + 0.0  # no -0.0
-    points["p"] = round(2 * min(gain["above"], gain["below"]), 4)
-    return points
 
 
 def _printed_gain(printed: pd.DataFrame, row: str, other: str, name: str) -> float:

@@ -280,9 +280,9 @@ def compare(first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
 
     beside = pd.concat(settings, axis=1, keys=[first, second])
     unequal = beside[beside.astype(str).nunique(axis=1) > 1]
-    gains = 100 * contrasts.of_runs(two, one)[["value", "low", "high"]]
+    difference = 100 * contrasts.of_runs(two, one)[["value", "low", "high"]]
     table = 100 * pd.concat(accuracies, axis=1, keys=[first, second])
-    return unequal, table.join(gains)
+    return unequal, table.join(difference)
 
 
 def _compared_settings(name: str, profile: str) -> pd.Series:

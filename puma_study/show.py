@@ -39,9 +39,10 @@ def marked(table: pd.DataFrame, values: pd.DataFrame) -> "Styler":
     return shown.format_index(escape="html", axis=0).format_index(escape="html", axis=1)
 
 
-def with_interval(value: float, low: float, high: float, *, sign: str = "") -> str:
+def with_interval(value: float, low: float, high: float, *, sign: str = "", digits: int = 1) -> str:
     """A number with its interval, "71.2 [70.1, 72.3]"; `sign` is "+" for a difference."""
-    return f"{value:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+    form = f"{sign}.{digits}f"
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def plain(name: str) -> str:

@@ -162,7 +162,7 @@ def _rests_on(
 
     lines = pd.concat([pair.gains.assign(scale=pair.scale) for pair in here.compared])
     smallest = evaluation.smallest_found(
-        lines["error"].to_numpy(), lines["freedom"].to_numpy(), level, POWER
+        lines["error"].to_numpy(), lines["dof"].to_numpy(), level, POWER
     )
     found["comparisons"] = len(lines)
     found["on_its_side"] = int((lines["value"] > 0).sum())

@@ -10,7 +10,7 @@ import pytest
 from kept_runs import add, any_name
 from scipy import stats
 
-from puma_study import contrasts, groups, seeds, store
+from puma_study import contrasts, groups, store
 from pumalib import config, evaluation, paths
 from pumalib.evaluation import Averages
 
@@ -89,14 +89,14 @@ def test_a_difference_has_the_variance_of_all_stable_rows():
     stable = [variances[name] for name in ("ours", "theirs", "third")]
     pooled = sum(stable) / 3
     for name in ("ours", "theirs"):
-        spread = seeds.spread(records(rows[name]), "test", Averages())
+        spread = contrasts.spread(records(rows[name]), "test", Averages())
         expected = np.maximum(variances[name], pooled)
         found_variance = spread.variance[expected.index]
         pd.testing.assert_series_equal(found_variance, expected, check_names=False)
-        assert set(spread.freedom) == {6}
-    wild = seeds.spread(records(rows["wild"]), "test", Averages())
+        assert set(spread.dof) == {6}
+    wild = contrasts.spread(records(rows["wild"]), "test", Averages())
     assert wild.variance["unified"] == pytest.approx(variances["wild"]["unified"])
-    assert set(wild.freedom) == {2}
+    assert set(wild.dof) == {2}
 
     gain = accuracies(rows["ours"]) - accuracies(rows["theirs"])
     assert found["value"][gain.columns].tolist() == pytest.approx(gain.mean().tolist())
@@ -113,28 +113,28 @@ def test_a_difference_has_the_variance_of_all_stable_rows():
 
 def test_rows_whose_seeds_draw_the_images_help_each_other_alone(monkeypatch):
     rows = {name: keep_row(name, [0, 0.02, -0.02]) for name in ("ours", "theirs")}
-    alone = seeds.spread(records(rows["ours"]), "test", Averages())
+    alone = contrasts.spread(records(rows["ours"]), "test", Averages())
 
     few = RUN | {"data": RUN["data"] | {"shots": 2}}
     monkeypatch.setattr("test_contrasts.RUN", few)
     for name in ("few", "fewer"):
         rows[name] = keep_row(name, [0, 0.04, -0.04])
-    beside = seeds.spread(records(rows["ours"]), "test", Averages())
+    beside = contrasts.spread(records(rows["ours"]), "test", Averages())
     pd.testing.assert_series_equal(beside.variance, alone.variance)
-    assert set(beside.freedom) == set(alone.freedom) == {4}
+    assert set(beside.dof) == set(alone.dof) == {4}
 
     variances = [accuracies(rows[name]).var(ddof=1) for name in ("few", "fewer")]
-    of_few = seeds.spread(records(rows["few"]), "test", Averages())
+    of_few = contrasts.spread(records(rows["few"]), "test", Averages())
     expected = np.maximum(variances[0], sum(variances) / 2)
     found = of_few.variance[expected.index]
     pd.testing.assert_series_equal(found, expected, check_names=False)
-    assert set(of_few.freedom) == {4}
+    assert set(of_few.dof) == {4}
 
     before = {key: value for key, value in RUN["data"].items() if key != "shots"}
     monkeypatch.setattr("test_contrasts.RUN", RUN | {"data": before})
     keep_row("before-shots", [0, 0.02, -0.02])
-    with_older = seeds.spread(records(rows["ours"]), "test", Averages())
-    assert set(with_older.freedom) == {6}
+    with_older = contrasts.spread(records(rows["ours"]), "test", Averages())
+    assert set(with_older.dof) == {6}
 
 
 @pytest.mark.parametrize("profile", ["photos-8", "photos", "mini"])
@@ -171,8 +171,8 @@ def test_seeds_of_a_row_that_were_kept_before_a_setting_are_of_the_row(monkeypat
     assert older != RUN
     monkeypatch.setattr("test_contrasts.RUN", older)
     ours.append(keep("ours", 2, dict.fromkeys(CLASSES, 0.4)))
-    spread = seeds.spread(records(ours), "test", Averages())
-    assert set(spread.freedom) == {2}
+    spread = contrasts.spread(records(ours), "test", Averages())
+    assert set(spread.dof) == {2}
     expected = accuracies(ours)["unified"].var(ddof=1)
     assert spread.variance["unified"] == pytest.approx(expected)
 
@@ -195,7 +195,7 @@ def test_an_ensemble_is_judged_over_all_choices_of_its_members():
         rates = {"cars_196": cars, "characters": characters}
         names.append(keep("both", seed, rates, members=[member]))
     table = accuracies(names)
-    spread = seeds.spread(records(names), "test", Averages())
+    spread = contrasts.spread(records(names), "test", Averages())
     choices = [2 / (1 / a + 1 / b) for a in table["cars_196"] for b in table["characters"]]
     assert spread.value["harmonic"] == pytest.approx(np.mean(choices), abs=0.02)
     # Seed by seed one member's luck would make up for the other's.
@@ -224,7 +224,7 @@ def test_an_interaction_is_of_two_profiles_with_the_same_queries():
     ]
     one, other = (table.at["small - large", "value"] for table in single)
     assert line["value"] == pytest.approx(one - other)
-    assert line["value"] == pytest.approx(0.3, abs=0.1) and line["above"] < 0.01
+    assert line["value"] == pytest.approx(0.3, abs=0.1) and line["p_greater"] < 0.01
     assert line["error"] > max(table.at["small - large", "error"] for table in single)
 
 
@@ -289,8 +289,9 @@ def test_groups_are_drawn_with_all_their_classes(loaded):
     # All classes of a make hit or miss together: their number says nothing.
     rates = {"cars_196": np.repeat(np.arange(10) % 2, 3 * PER_CLASS), "characters": 0.5}
     names = [keep("ours", seed, rates) for seed in range(2)]
-    by_class = contrasts.level(names, "test").loc["cars_196"]
-    by_group = contrasts.level(names, "test", units=groups.numbers).loc["cars_196"]
+    row = contrasts.Row(tuple(names), "test")
+    by_class = contrasts.contrast([row]).loc["cars_196"]
+    by_group = contrasts.contrast([row], units=groups.numbers).loc["cars_196"]
     assert by_group["value"] == by_class["value"] == 0.5
     assert by_class["error"] == pytest.approx(0.5 / np.sqrt(30), rel=0.1)
     assert by_group["error"] == pytest.approx(0.5 / np.sqrt(10), rel=0.1)

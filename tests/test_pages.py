@@ -136,7 +136,9 @@ def test_the_numbers_of_a_row_are_the_mean_of_its_runs(readmes):
 
 def test_words_follow_from_the_interval(kept, monkeypatch):
     def gap(points, low, high):
-        monkeypatch.setattr(kept, "gap", lambda *_: page_rows.Gap(points, low, high, np.nan))
+        monkeypatch.setattr(
+            kept, "difference", lambda *_: page_rows.Difference(points, low, high, np.nan)
+        )
         return page_parts.gap_words(kept, "puma - full")
 
     assert gap(-5.7, -6.7, -4.7) == "5.7 points below"
@@ -284,18 +286,18 @@ def test_a_gap_has_the_averages_that_the_settings_name(kept_of):
             own = lines["R@1"].drop(["unified", "harmonic", "clothes"])
             by_seed.append(len(own) / (1 / own).sum())
         means[row] = np.mean(by_seed)
-    gap = kept.gap("lora", "full", "photos-8", "harmonic without clothes")
-    assert gap.points == pytest.approx(100 * (means["lora"] - means["full"]), abs=0.06)
-    assert gap.low < gap.points < gap.high
-    weighted = kept.gap("lora", "full", "photos-8", "weighted unified")
-    assert weighted.points != kept.gap("lora", "full", "photos-8", "unified").points
+    found = kept.difference("lora", "full", "photos-8", "harmonic without clothes")
+    assert found.points == pytest.approx(100 * (means["lora"] - means["full"]), abs=0.06)
+    assert found.low < found.points < found.high
+    weighted = kept.difference("lora", "full", "photos-8", "weighted unified")
+    assert weighted.points != kept.difference("lora", "full", "photos-8", "unified").points
 
 
 def test_a_gap_is_of_two_profiles_against_each_other(kept_of):
     kept = kept_of("photos-8")
-    one = kept.gap("puma", "full", "photos-8", "cars_196")
-    other = kept.gap("puma", "full", "photos-8-reversed", "cars_196")
-    both = kept.gap("puma", "full", "photos-8 against photos-8-reversed", "cars_196")
+    one = kept.difference("puma", "full", "photos-8", "cars_196")
+    other = kept.difference("puma", "full", "photos-8-reversed", "cars_196")
+    both = kept.difference("puma", "full", "photos-8 against photos-8-reversed", "cars_196")
     assert both.points == pytest.approx(one.points - other.points, abs=0.16)
     assert both.high - both.low > one.high - one.low
     assert np.isnan(both.paper)
@@ -306,15 +308,15 @@ def test_named_runs_are_a_row(monkeypatch):
     kept = page_rows.Kept("photos-8")
     names = kept.names("full", "photos-8")
     kept.rows["same"] = page_rows.Row("the same", runs=tuple(names))
-    same = kept.gap("same", "puma", "photos-8", "unified")
-    full = kept.gap("full", "puma", "photos-8", "unified")
+    same = kept.difference("same", "puma", "photos-8", "unified")
+    full = kept.difference("full", "puma", "photos-8", "unified")
     assert same[:3] == full[:3]
 
 
 def test_which_method_says_the_numbers_of_runs(kept):
-    gap = kept.gap("few_shot/PUMA 4", "few_shot/frozen 0", "photos", "unified")
+    found = kept.difference("few_shot/PUMA 4", "few_shot/frozen 0", "photos", "unified")
     table = page_methods.by_images(kept, ["photos"], ["linear", "PUMA", "LoRA"], [1, 4])
-    cell = f"{gap.points:+.1f} [{gap.low:+.1f}, {gap.high:+.1f}]"
+    cell = f"{found.points:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
     (line,) = table.splitlines()[2:]
     assert line.endswith(f"| {cell} | not run | PUMA |")
     assert "| highest |" in table.splitlines()[0]

@@ -17,6 +17,7 @@ from pumalib.evaluation import (
     interval,
     paired_difference,
     pooled_spreads,
+    rank_correlation,
     smallest_found,
     statistics,
 )
@@ -87,8 +88,8 @@ def test_a_difference_is_taken_in_pairs_and_by_classes():
     assert found["value"][["small", "large", "small - large"]].tolist() == pytest.approx(
         [small, large, small - large]
     )
-    assert (found.loc[["a", "b", "c", "unified", "harmonic"], "above"] < 0.01).all()
-    assert found["above"].add(found["below"]).to_numpy() == pytest.approx(1)
+    assert (found.loc[["a", "b", "c", "unified", "harmonic"], "p_greater"] < 0.01).all()
+    assert found["p_greater"].add(found["p_less"]).to_numpy() == pytest.approx(1)
     assert harmonic_mean([0.5, 1.0]) == pytest.approx(2 / 3) and harmonic_mean([0.0, 1.0]) == 0
     # The bootstrap over the classes of "a" in a plain loop, and the spread of the seeds.
     rng = np.random.default_rng(1)
@@ -113,10 +114,10 @@ def test_a_difference_is_taken_in_pairs_and_by_classes():
 def test_a_model_does_not_differ_from_its_copy_and_one_seed_has_no_chance():
     found = paired_difference(GOOD, dict(GOOD), NUMBERS)
     assert (found[["value", "low", "high"]] == 0).all(axis=None) and (
-        found[["above", "below"]] == 0.5
+        found[["p_greater", "p_less"]] == 0.5
     ).all(axis=None)
     one = paired_difference({4: GOOD[0]}, {4: POOR[0]}, NUMBERS)
-    assert one[["above", "below"]].isna().all(axis=None) and (one["low"] < one["value"]).all()
+    assert one[["p_greater", "p_less"]].isna().all(axis=None) and (one["low"] < one["value"]).all()
 
 
 def test_seeds_are_paired_whatever_their_order():
@@ -154,7 +155,7 @@ def test_seeds_of_stable_rows_are_pooled_and_a_larger_own_spread_counts():
     pooled = (2 * 0 + 2 * 1 + 2 * 4 + 4 * 2.5) / 10
     for name, variance in {"lucky": pooled, "usual": pooled, "wide": 4, "five": 2.5}.items():
         assert found[name].variance["unified"] == pytest.approx(variance, abs=1e-6)
-        assert found[name].freedom["unified"] == 10
+        assert found[name].dof["unified"] == 10
 
 
 def test_an_unstable_row_and_one_without_seeds_keep_their_own():
@@ -165,12 +166,12 @@ def test_an_unstable_row_and_one_without_seeds_keep_their_own():
     found = pooled_spreads(rows, ["unified", "harmonic"])
     assert found["frozen"].variance.tolist() == [0, 0]
     assert found["unstable"].variance.tolist() == pytest.approx([1, 81])
-    assert found["unstable"].freedom.tolist() == [2, 2]
+    assert found["unstable"].dof.tolist() == [2, 2]
     assert found[0].variance.tolist() == pytest.approx([1, 1])
-    assert found[0].freedom.tolist() == [12, 12]
+    assert found[0].dof.tolist() == [12, 12]
     # What is not judged does not make a row unstable.
     lenient = pooled_spreads(rows, ["unified"])
-    assert lenient["unstable"].freedom.tolist() == [14, 14]
+    assert lenient["unstable"].dof.tolist() == [14, 14]
     assert lenient["unstable"].variance["harmonic"] == pytest.approx(81)
     assert pooled_spreads({"once": table(1.0)}, ["unified"]) == {}
 
@@ -181,8 +182,8 @@ def test_a_row_that_is_the_same_with_every_seed_is_none_of_the_stable_ones():
     rows = {number: table(1.0, 2.0, 3.0) for number in range(6)} | {"frozen": same}
     found = pooled_spreads(rows, ["unified"])
     assert found[0].variance.tolist() == pytest.approx([1, 1])
-    assert found[0].freedom.tolist() == [12, 12]
-    assert found["frozen"].freedom.tolist() == [2, 2]
+    assert found[0].dof.tolist() == [12, 12]
+    assert found["frozen"].dof.tolist() == [2, 2]
 
 
 def test_unstable_rows_do_not_hide_each_other():
@@ -191,7 +192,7 @@ def test_unstable_rows_do_not_hide_each_other():
     for number in range(5):
         rows[f"unstable {number}"] = table(0.0, 30.0 + number, -40.0)
     found = pooled_spreads(rows, ["unified"])
-    assert {name for name, spread in found.items() if spread.freedom["unified"] == 2} == {
+    assert {name for name, spread in found.items() if spread.dof["unified"] == 2} == {
         f"unstable {number}" for number in range(5)
     }
 
@@ -206,7 +207,7 @@ def test_known_spreads_add_to_the_error_of_the_classes():
 
     columns = pd.Series(dict.fromkeys(["a", "unified", "harmonic"], 1.0))
     sides = [
-        Term(of_a(model), sign, Spread(columns * one.variance["a"], columns * one.freedom["a"]))
+        Term(of_a(model), sign, Spread(columns * one.variance["a"], columns * one.dof["a"]))
         for model, sign, one in ((GOOD, 1, spread), (POOR, -1, other))
     ]
     found = contrast(sides, classes).loc["a"]
@@ -218,12 +219,12 @@ def test_known_spreads_add_to_the_error_of_the_classes():
     error = of_classes + 0.0003 + 0.0012
     freedom = error**2 / (0.0003**2 / 20 + 0.0012**2 / 2)
     assert found["error"] == pytest.approx(np.sqrt(error))
-    assert found["freedom"] == pytest.approx(freedom)
+    assert found["dof"] == pytest.approx(freedom)
     width = stats.t.ppf(0.975, freedom) * np.sqrt(error)
     assert found[["low", "high"]].tolist() == pytest.approx(
         [found["value"] - width, found["value"] + width]
     )
-    assert found["above"] == pytest.approx(stats.t.sf(found["value"] / np.sqrt(error), freedom))
+    assert found["p_greater"] == pytest.approx(stats.t.sf(found["value"] / np.sqrt(error), freedom))
 
 
 def test_members_of_an_ensemble_are_combined_over_all_choices_of_seeds():
@@ -248,8 +249,8 @@ def test_members_of_an_ensemble_are_combined_over_all_choices_of_seeds():
         variances = np.array([change.var(ddof=1) for change in changes])
         assert found.variance[name] == pytest.approx(variances.sum(), rel=0.02)
         freedom = variances.sum() ** 2 / (variances**2 / 2).sum()
-        assert found.freedom[name] == pytest.approx(freedom, rel=0.02)
-    assert (found.freedom[["harmonic", "small - large"]] > 2).all()
+        assert found.dof[name] == pytest.approx(freedom, rel=0.02)
+    assert (found.dof[["harmonic", "small - large"]] > 2).all()
     assert found.variance[["a", "unified"]].tolist() == pytest.approx([own["a"].var(ddof=1), 0.01])
 
 
@@ -334,3 +335,32 @@ def test_intervals_cover_and_false_positives_stay_below_their_level(seeds, effec
         assert found["family"] <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 40)
     else:
         assert found["refused"] > 0.5
+
+
+class TestRankCorrelation:
+    def test_it_is_spearmans_with_an_interval_around_it(self):
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=20)
+        y = x + rng.normal(size=20)
+        value, low, high = rank_correlation(x, y, [str(n) for n in range(20)])
+        assert value == pytest.approx(stats.spearmanr(x, y).statistic)
+        assert low < value < high < 1
+        assert low > 0
+
+    def test_points_of_one_group_count_once(self):
+        x = np.array([1.0, 2, 3, 4, 5, 6])
+        y = np.array([2.0, 1, 4, 3, 6, 5])
+        alone = rank_correlation(x, y, list("abcdef"))
+        copies = rank_correlation(np.tile(x, 9), np.tile(y, 9), list("abcdef") * 9)
+        fooled = rank_correlation(
+            np.tile(x, 9), np.tile(y, 9), [str(number) for number in range(54)]
+        )
+        width = alone[2] - alone[1]
+        assert copies[2] - copies[1] == pytest.approx(width, abs=0.05)
+        assert fooled[2] - fooled[1] < width / 2
+
+    def test_too_few_have_none(self):
+        assert np.isnan(rank_correlation([1, 2], [1, 2], ["a", "b"])).all()
+        value, low, high = rank_correlation([1, 2, 3], [1, 2, 3], ["a", "b", "c"])
+        assert value == pytest.approx(1)
+        assert np.isnan([low, high]).all()

@@ -378,7 +378,7 @@ def test_differences_are_in_points_beside_the_paper(results):
 
     pairs = [("PUMA", "Linear"), ("PUMA", "absent"), ("PUMA", "PUMA")]
     said = results.differences(pairs, PRINTED, ("unified",))
-    columns = ["value", "low", "high", "above", "below"]
+    columns = ["value", "low", "high", "p_greater", "p_less"]
     *points, above, below = (100 * difference.loc["unified", columns]).tolist()
     expected = np.array([points, [0, 0, 0]])
     assert said[["points", "low", "high"]].to_numpy() == pytest.approx(expected, abs=0.051)

@@ -104,8 +104,8 @@ def test_repetitions_are_compared_in_pairs_as_by_scipy():
     gain = measures.difference(table, "a", "b").loc["c"]
     expected = stats.ttest_rel([1.0, 3.0, 8.0], [0.5, 1.0, 7.0], alternative="greater")
     assert gain["value"] == pytest.approx(3.5 / 3)
-    assert gain["above"] == pytest.approx(expected.pvalue)
-    assert gain["above"] + gain["below"] == pytest.approx(1)
+    assert gain["p_greater"] == pytest.approx(expected.pvalue)
+    assert gain["p_greater"] + gain["p_less"] == pytest.approx(1)
     assert expected.confidence_interval().low > gain["low"], "that is of one side"
 
     bound = measures.difference(table, "a", "2")
@@ -113,7 +113,7 @@ def test_repetitions_are_compared_in_pairs_as_by_scipy():
     assert bound.at["c", "low"] == pytest.approx(alone.confidence_interval().low - 2)
     # One repetition has no p-value.
     assert bound.at["d", "value"] == -1
-    assert np.isnan(bound.at["d", "above"])
+    assert np.isnan(bound.at["d", "p_greater"])
     with pytest.raises(NotTestable, match="a and e were not measured"):
         measures.difference(table, "a", "e")
 
@@ -351,7 +351,7 @@ def test_what_cannot_be_judged_says_why(profile):
 
 def pair(value, error, other="default"):
     gains = {"value": value, "low": value - 2 * error, "high": value + 2 * error}
-    gains |= {"above": 0.5, "below": 0.5, "error": error, "freedom": 30.0}
+    gains |= {"p_greater": 0.5, "p_less": 0.5, "error": error, "dof": 30.0}
     lines = pd.DataFrame(gains, index=["harmonic"])
     return Pair("changed", other, lines, frozenset([value]))
 

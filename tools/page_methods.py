@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from puma_study import store
-from puma_study.show import with_interval
 from pumalib import evaluation, paths
 
 from .page_parts import markdown_table
-from .page_rows import SETTINGS, Gap, Kept
+from .page_rows import SETTINGS, Difference, Kept
 
 FROZEN = "frozen"
 ALL_IMAGES = "adaptation_methods"
@@ -34,12 +33,14 @@ def by_images(
     for profile in _kept(profiles, FEW_IMAGES):
         for count in shots:
             rows = [f"{FEW_IMAGES}/{method} {count}" for method in methods]
-            gaps = [_gain(kept, row, f"{FEW_IMAGES}/{FROZEN} 0", profile) for row in rows]
-            if any(gaps):
+            differences = [
+                _difference(kept, row, f"{FEW_IMAGES}/{FROZEN} 0", profile) for row in rows
+            ]
+            if any(differences):
                 frozen = kept.levels(f"{FEW_IMAGES}/{FROZEN} 0", profile, "unified")["value"]
-                cells = [_cell(gap) for gap in gaps]
+                cells = [_cell(one) for one in differences]
                 place = [f"`{profile}`", str(count), f"{frozen:.1f}"]
-                lines.append([*place, *cells, _highest(methods, gaps)])
+                lines.append([*place, *cells, _highest(methods, differences)])
     names = ["profile", "images a class", "frozen", *methods, "highest"]
     return _with_missing(names, lines, profiles, FEW_IMAGES)
 
@@ -52,9 +53,11 @@ def by_method(kept: Kept, profiles: Sequence[str], rows: Sequence[str]) -> str:
     lines = []
     for profile in _kept(profiles, ALL_IMAGES):
         for row in rows:
-            gaps = [_gain(kept, row, FROZEN, profile, column) for column in evaluation.OVERALL]
-            if all(gaps):
-                cells = [_cell(gap) for gap in gaps]
+            differences = [
+                _difference(kept, row, FROZEN, profile, column) for column in evaluation.OVERALL
+            ]
+            if all(differences):
+                cells = [_cell(one) for one in differences]
                 took = [_images(kept, row, profile), *_minutes(kept, row, profile)]
                 lines.append([f"`{profile}`", kept.row(row).name, *cells, *took])
     names = ["profile", "method", *[f"{one}, over frozen" for one in evaluation.OVERALL]]
@@ -69,17 +72,20 @@ def by_distance(kept: Kept, profiles: Sequence[str], rows: Sequence[str]) -> str
     """
     lines = []
     for profile in _kept(profiles, ALL_IMAGES):
-        there = [row for row in rows if _gain(kept, row, FROZEN, profile)]
+        there = [row for row in rows if _difference(kept, row, FROZEN, profile)]
         columns = kept.results(FROZEN, profile).wide()
         datasets = [name for name in columns if name not in evaluation.OVERALL]
         levels = {one: kept.levels(FROZEN, profile, one)["value"] for one in datasets}
         for dataset in sorted(datasets, key=lambda one: -levels[one]):
-            gaps = [
-                _gain(kept, row, FROZEN, profile, dataset) if row in there else None for row in rows
+            differences = [
+                _difference(kept, row, FROZEN, profile, dataset) if row in there else None
+                for row in rows
             ]
             names = [kept.row(row).name for row in rows]
             place = [f"`{profile}`", dataset, f"{levels[dataset]:.1f}"]
-            lines.append([*place, *[_cell(gap) for gap in gaps], _highest(names, gaps)])
+            lines.append(
+                [*place, *[_cell(one) for one in differences], _highest(names, differences)]
+            )
     names = ["profile", "dataset", "frozen", *[kept.row(row).name for row in rows], "highest"]
     return _with_missing(names, lines, profiles, ALL_IMAGES)
 
@@ -87,29 +93,31 @@ def by_distance(kept: Kept, profiles: Sequence[str], rows: Sequence[str]) -> str
 # ---- cells
 
 
-def _gain(kept: Kept, row: str, other: str, profile: str, column: str = "unified") -> Gap | None:
+def _difference(
+    kept: Kept, row: str, other: str, profile: str, column: str = "unified"
+) -> Difference | None:
     """A row minus another; None where one of them is not kept."""
     for one in (row, other):
         place = kept.row(one)
         if place.row not in kept.rows_of(profile, place.file):
             return None
-    return kept.gap(row, other, profile, column)
+    return kept.difference(row, other, profile, column)
 
 
-def _cell(gap: Gap | None) -> str:
-    if gap is None:
+def _cell(difference: Difference | None) -> str:
+    if difference is None:
         return NOT_RUN
-    if np.isnan(gap.low):
-        return f"{gap.points:+.1f}"
-    return with_interval(gap.points, gap.low, gap.high, sign="+")
+    if np.isnan(difference.low):
+        return f"{difference.points:+.1f}"
+    return difference.text
 
 
-def _highest(names: Sequence[str], gaps: Sequence[Gap | None]) -> str:
+def _highest(names: Sequence[str], differences: Sequence[Difference | None]) -> str:
     """The name with the highest mean; "frozen" where none is above it."""
     points = {FROZEN: 0.0}
-    for name, gap in zip(names, gaps, strict=True):
-        if gap is not None:
-            points[name] = gap.points
+    for name, difference in zip(names, differences, strict=True):
+        if difference is not None:
+            points[name] = difference.points
     return max(points, key=lambda name: points[name])
 
 

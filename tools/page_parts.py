@@ -32,16 +32,16 @@ def _pair(said: str) -> tuple[str, str]:
 
 def gap_words(kept: Kept, said: str, column: str = "unified", profile: str = "") -> str:
     """As "5.7 points below", or "not told apart from" where the interval has 0 in it."""
-    gap = kept.gap(*_pair(said), kept.profile(profile), column)
-    if gap.sign == ACROSS:
+    difference = kept.difference(*_pair(said), kept.profile(profile), column)
+    if difference.sign == ACROSS:
         return "not told apart from"
-    where = "above" if gap.sign == ABOVE else "below"
-    return f"{abs(gap.points):.1f} points {where}"
+    where = "above" if difference.sign == ABOVE else "below"
+    return f"{abs(difference.points):.1f} points {where}"
 
 
 def points(kept: Kept, said: str, column: str = "unified", profile: str = "") -> str:
     """A difference alone: "5.7", without its sign."""
-    return f"{abs(kept.gap(*_pair(said), kept.profile(profile), column).points):.1f}"
+    return f"{abs(kept.difference(*_pair(said), kept.profile(profile), column).points):.1f}"
 
 
 def level(kept: Kept, key: str, column: str = "unified", profile: str = "") -> str:
@@ -255,11 +255,11 @@ def differences(
     lines = []
     for pair in pairs:
         row, other = _pair(pair)
-        gaps = [kept.gap(row, other, profile, column) for column in columns]
+        differences = [kept.difference(row, other, profile, column) for column in columns]
         line = [f"{kept.row(row).name} minus {_inside(kept.row(other).name)}"]
-        line += [with_interval(gap.points, gap.low, gap.high, sign="+") for gap in gaps]
+        line += [one.text for one in differences]
         if printed:
-            line += [_number(gap.paper, sign="+") for gap in gaps]
+            line += [_number(one.paper, sign="+") for one in differences]
         lines.append(line)
     return markdown_table(names, lines)
 

@@ -10,6 +10,7 @@ import pandas as pd
 import yaml
 
 from puma_study import contrasts, printed, results, store
+from puma_study.show import with_interval
 from pumalib import config, evaluation, paths
 from pumalib.evaluation import Averages
 
@@ -35,7 +36,7 @@ class Row:
     runs: tuple[str, ...] = ()
 
 
-class Gap(NamedTuple):
+class Difference(NamedTuple):
     """A row minus another in points, with its interval, and as the paper prints it (or NaN)."""
 
     points: float
@@ -52,6 +53,11 @@ class Gap(NamedTuple):
             return ABOVE
         return ACROSS
 
+    @property
+    def text(self) -> str:
+        """As "+5.7 [+4.7, +6.7]"."""
+        return with_interval(self.points, self.low, self.high, sign="+")
+
 
 class Kept:
     """What pages ask of the kept runs, each answer computed once.
@@ -67,7 +73,7 @@ class Kept:
         self._averages: dict[str, dict[str, Any]] = settings["averages"]
         self.scorecard = functools.cache(self._scorecard)
         self.results = functools.cache(self._results)
-        self._difference = functools.cache(self._paired)
+        self._contrast = functools.cache(self._contrasted)
         self._files = functools.cache(_runs_of_rows)
 
     def profile(self, name: str) -> str:
@@ -117,25 +123,23 @@ class Kept:
         numbers["seeds"] = line.iloc[0]["seeds"]
         return numbers
 
-    def gap(self, key: str, other: str, profile: str, column: str) -> Gap:
+    def difference(self, key: str, other: str, profile: str, column: str) -> Difference:
         """The difference of two rows; ValueError where there is no such row or column.
 
         With a profile "one against other" it is their difference in the one minus that in the
         other, which have the same test images (`contrasts.interaction`).
         """
-        found = self._difference(key, other, profile)
-        if column not in found.index:
-            raise ValueError(f"there is no column {column!r}; there are {', '.join(found.index)}")
-        line = 100 * found.loc[column].astype(float)
-        points = round(line["value"], 1) + 0.0  # no -0.0
+        table = self._contrast(key, other, profile)
+        if column not in table.index:
+            raise ValueError(f"there is no column {column!r}; there are {', '.join(table.index)}")
+        # No -0.0.
+        line = contrasts.in_points(table).loc[column].round(1) + 0.0
         paper = np.nan
         if AGAINST not in profile:
             paper = round(self.printed(key, column) - self.printed(other, column), 1)
-        low = round(line["low"], 1) + 0.0
-        high = round(line["high"], 1) + 0.0
-        return Gap(points, low, high, paper)
+        return Difference(line["points"], line["low"], line["high"], paper)
 
-    def _paired(self, key: str, other: str, profile: str) -> pd.DataFrame:
+    def _contrasted(self, key: str, other: str, profile: str) -> pd.DataFrame:
         profiles = profile.split(AGAINST)
         ours = [self.names(key, one) for one in profiles]
         theirs = [self.names(other, one) for one in profiles]
@@ -217,8 +221,8 @@ def claimed(kept: Kept) -> pd.DataFrame:
     lines = []
     for column in evaluation.OVERALL:
         for key in kept.rivals(kept.stage):
-            gap = kept.gap("puma", key, kept.stage, column)
-            lines.append({"panel": column, "rival": kept.row(key).name, **gap._asdict()})
+            difference = kept.difference("puma", key, kept.stage, column)
+            lines.append({"panel": column, "rival": kept.row(key).name, **difference._asdict()})
     table = pd.DataFrame(lines)
     unified = table[table["panel"] == evaluation.OVERALL[0]]
     order = unified.sort_values("points", ascending=False)["rival"].tolist()

@@ -24,7 +24,6 @@ from pathlib import Path
 
 import yaml
 
-from puma_study.show import with_interval
 from pumalib import evaluation, paths
 
 from . import page_methods, page_parts
@@ -143,10 +142,11 @@ def check(said: str, kept: Kept) -> None:
         if found is None:
             raise ValueError(f"{comparison!r}: write row < other, row ~ other or row > other")
         for column in columns:
-            gap = kept.gap(found["row"], found["other"], profile, column)
-            if gap.sign != found["sign"]:
-                numbers = with_interval(gap.points, gap.low, gap.high, sign="+")
-                raise ValueError(f"{comparison} does not hold on {profile}: {column} {numbers}")
+            difference = kept.difference(found["row"], found["other"], profile, column)
+            if difference.sign != found["sign"]:
+                raise ValueError(
+                    f"{comparison} does not hold on {profile}: {column} {difference.text}"
+                )
 
 
 def rows_elsewhere(name: str) -> str:

@@ -108,9 +108,9 @@ def by_dataset(kept: page_rows.Kept) -> Figure:
     for name in sorted(datasets, key=lambda one: -level[one]):
         place = f"{figures.shown(name)}\n(frozen: {level[name]:.0f}%)"
         for key in ("puma", "static", "lora"):
-            gap = kept.gap(key, "full", kept.stage, name)
-            line = {"place": place, "row": kept.row(key).name, "value": gap.points}
-            lines.append(line | {"low": gap.low, "high": gap.high})
+            difference = kept.difference(key, "full", kept.stage, name)
+            line = {"place": place, "row": kept.row(key).name, "value": difference.points}
+            lines.append(line | {"low": difference.low, "high": difference.high})
     return figures.intervals(pd.DataFrame(lines), "minus full fine-tuning (points)", zero=True)
 
 

@@ -124,8 +124,8 @@ def _prior_freedom(excess):
 def _for_stable(tables, rule):
     """Spreads by `rule` for rows that `pooled_spreads` calls stable, and its own for others."""
     chosen = pooled_spreads(tables, JUDGED)
-    most = max(spread.freedom[COLUMN] for spread in chosen.values())
-    stable = [row for row, spread in chosen.items() if spread.freedom[COLUMN] == most]
+    most = max(spread.dof[COLUMN] for spread in chosen.values())
+    stable = [row for row, spread in chosen.items() if spread.dof[COLUMN] == most]
     own = pd.DataFrame([tables[row].var(ddof=1) for row in stable], stable)
     freedom = len(next(iter(tables.values()))) - 1
     variance, together = rule(own, own.mean(), freedom)
@@ -177,7 +177,7 @@ def rates(world, studies, rules=("chosen",), seed=0):
 
 
 def _rates_of(lines, effect):
-    p = 2 * lines[["above", "below"]].min(axis=1)
+    p = 2 * lines[["p_greater", "p_less"]].min(axis=1)
     chances = {str(number): chance for number, chance in enumerate(p)}
     return {
         "covered": lines["low"].le(effect).mul(lines["high"].ge(effect)).mean(),

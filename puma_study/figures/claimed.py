@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..show import with_interval
 from .row_styles import BLACK, BLUE, FALSE, GREY, OURS, TRUE
 from .style import PAGE_WIDTH, empty_panels, finish, styled
 
@@ -171,8 +172,8 @@ def _write_effects(axis: Axes, card: pd.DataFrame, middles: np.ndarray) -> None:
     """Write each claim's numbers at the right, and the verdict by the paper's tables if any."""
     is_printed = (card["print"] != "not printed").any()
     for y, one in zip(middles, card.itertuples(), strict=True):
-        decimals = 1 if one.in_points else 2
-        numbers = f"{one.value:+.{decimals}f} [{one.low:+.{decimals}f}, {one.high:+.{decimals}f}]"
+        digits = 1 if one.in_points else 2
+        numbers = with_interval(one.value, one.low, one.high, sign="+", digits=digits)
         beside: dict[str, Any] = {"xycoords": axis.get_yaxis_transform(), "va": "center"}
         _write_at_right(axis, numbers, y, NUMBERS, color=VERDICTS[one.here], **beside)
         if is_printed:

@@ -12,6 +12,7 @@ from .statistics import (
     OVERALL,
     WEIGHTED,
     Averages,
+    Contrast,
     Spread,
     Term,
     averaged,
@@ -22,8 +23,10 @@ from .statistics import (
     interval,
     paired_difference,
     pooled_spreads,
+    rank_correlation,
     resampled,
     smallest_found,
+    student,
 )
 
 __all__ = [
@@ -32,6 +35,7 @@ __all__ = [
     "OVERALL",
     "WEIGHTED",
     "Averages",
+    "Contrast",
     "Scores",
     "Spread",
     "Term",
@@ -47,8 +51,10 @@ __all__ = [
     "pack",
     "paired_difference",
     "pooled_spreads",
+    "rank_correlation",
     "resampled",
     "scores",
     "smallest_found",
+    "student",
     "unpack",
 ]

@@ -21,6 +21,8 @@ WEIGHTED = "weighted unified"
 NOT_DATASETS = (*OVERALL, "large", "small", "small - large", WEIGHTED)
 # Resamples behind a difference's interval.
 BOOTSTRAP = 1000
+# Those behind a correlation's.
+OF_CORRELATION = 2000
 # A row is unstable if its seeds vary more than those of 99 % of stable rows.
 UNSTABLE = 0.01
 # The most rounds of the search for stable rows, which settles after three or four.
@@ -48,7 +50,7 @@ class Spread:
     """The variance of a row's accuracies over seeds, by column of a comparison."""
 
     variance: pd.Series  # of one seed
-    freedom: pd.Series  # degrees of freedom of the variance
+    dof: pd.Series  # degrees of freedom of the variance
     # If members of an ensemble can combine any seeds: the mean over all combinations.
     value: pd.Series = field(default_factory=lambda: pd.Series(dtype=float))
 
@@ -215,13 +217,13 @@ def pooled_spreads(rows: Mapping[Row, pd.DataFrame], judged: Collection[str]) ->
     if not several:
         return {}
     variances = pd.DataFrame([table.var(ddof=1) for table in several.values()])
-    freedom = np.array([len(table) - 1 for table in several.values()])
+    dof = np.array([len(table) - 1 for table in several.values()])
     # Not by `variances`: rounding of the mean gives equal accuracies a variance above 0.
     varies = np.array([bool((table.nunique() > 1).any()) for table in several.values()])
     stable = np.zeros(len(variances), bool)
-    stable[varies] = _stable(variances.loc[varies, list(judged)].to_numpy(), freedom[varies])
-    together = freedom[stable].sum()
-    pooled = _pooled(variances.to_numpy(), freedom, stable)
+    stable[varies] = _stable(variances.loc[varies, list(judged)].to_numpy(), dof[varies])
+    together = dof[stable].sum()
+    pooled = _pooled(variances.to_numpy(), dof, stable)
 
     spreads = {}
     for number, row in enumerate(several):
@@ -229,31 +231,31 @@ def pooled_spreads(rows: Mapping[Row, pd.DataFrame], judged: Collection[str]) ->
         if stable[number]:
             spreads[row] = Spread(own.clip(lower=pooled), pd.Series(together, own.index))
         else:
-            spreads[row] = Spread(own, pd.Series(freedom[number], own.index))
+            spreads[row] = Spread(own, pd.Series(dof[number], own.index))
     return spreads
 
 
-def _stable(variances: np.ndarray, freedom: np.ndarray) -> np.ndarray:
+def _stable(variances: np.ndarray, dof: np.ndarray) -> np.ndarray:
     """(rows,) whether the seeds of a row vary no more than those of most rows, in all columns."""
     # A median is robust against the unstable rows, which are not known yet.
-    half = stats.chi2.ppf(0.5, freedom) / freedom
+    half = stats.chi2.ppf(0.5, dof) / dof
     typical = np.median(variances / half[:, None], axis=0)
     stable = np.ones(len(variances), bool)
     for _ in range(ROUNDS):
-        highest = stats.f.ppf(1 - UNSTABLE, freedom, freedom[stable].sum())
+        highest = stats.f.ppf(1 - UNSTABLE, dof, dof[stable].sum())
         now = (variances <= highest[:, None] * typical).all(axis=1)
-        typical = _pooled(variances, freedom, now)
+        typical = _pooled(variances, dof, now)
         if (now == stable).all():
             break
         stable = now
     return stable
 
 
-def _pooled(variances: np.ndarray, freedom: np.ndarray, stable: np.ndarray) -> np.ndarray:
+def _pooled(variances: np.ndarray, dof: np.ndarray, stable: np.ndarray) -> np.ndarray:
     """(columns,) the mean variance of the stable rows, weighted by degrees of freedom."""
     if not stable.any():
         return np.full(variances.shape[1], np.inf)
-    return np.average(variances[stable], axis=0, weights=freedom[stable])
+    return np.average(variances[stable], axis=0, weights=dof[stable])
 
 
 def ensemble_spread(
@@ -272,11 +274,11 @@ def ensemble_spread(
     """
     values = {}
     variances = {}
-    freedom = {}
+    dof = {}
     for name, accuracies in {**own, **together}.items():
         values[name] = float(accuracies.mean())
         variances[name] = float(accuracies.var(ddof=1))
-        freedom[name] = len(accuracies) - 1.0
+        dof[name] = len(accuracies) - 1.0
     seeds = len(next(iter(own.values())))
 
     means = {name: np.full(seeds, accuracies.mean()) for name, accuracies in own.items()}
@@ -287,13 +289,13 @@ def ensemble_spread(
         of_members = changes.var(axis=1, ddof=1)
         values[name] = float(level[0] + changes.mean(axis=1).sum())
         variances[name] = float(of_members.sum())
-        freedom[name] = _satterthwaite(of_members, np.full(len(own), seeds - 1.0))
-    return Spread(pd.Series(variances), pd.Series(freedom), pd.Series(values))
+        dof[name] = _satterthwaite(of_members, np.full(len(own), seeds - 1.0))
+    return Spread(pd.Series(variances), pd.Series(dof), pd.Series(values))
 
 
-def _satterthwaite(variances: np.ndarray, freedom: np.ndarray, known: float = 0.0) -> float:
+def _satterthwaite(variances: np.ndarray, dof: np.ndarray, known: float = 0.0) -> float:
     """Degrees of freedom of a sum of estimated variances and a `known` one (Satterthwaite)."""
-    uncertain = (variances**2 / freedom).sum()
+    uncertain = (variances**2 / dof).sum()
     if uncertain == 0:
         return np.inf
     return float((variances.sum() + known) ** 2 / uncertain)
@@ -319,10 +321,10 @@ class Contrast:
     value: float
     low: float
     high: float
-    above: float  # p-value of "not above 0"
-    below: float  # p-value of "not below 0"
+    p_greater: float  # p-value of the alternative "greater than 0"
+    p_less: float  # p-value of the alternative "less than 0"
     error: float  # standard error of the value
-    freedom: float  # degrees of freedom of the error
+    dof: float  # degrees of freedom of the error
 
 
 def contrast(terms: Sequence[Term], classes: Hits, averages: Averages = Averages()) -> pd.DataFrame:
@@ -372,16 +374,18 @@ def _contrast(name: str, terms: Sequence[Term], means: np.ndarray) -> Contrast:
 
     spreads = [term.spread for term in terms if term.spread is not None]
     of_seeds = np.zeros(1)
-    freedom = np.ones(1)
+    dof = np.ones(1)
     if len(spreads) == len(terms):
         value = _value(name, terms, means)
         of_seeds = np.array([spread.variance[name] for spread in spreads]) / seeds
-        freedom = np.array([spread.freedom[name] for spread in spreads])
+        dof = np.array([spread.dof[name] for spread in spreads])
     elif seeds > 1:
         of_seeds = gain[0].var(ddof=1, keepdims=True) / seeds
-        freedom = np.array([seeds - 1.0])
-    tested = seeds > 1
-    return _student(value, of_classes, of_seeds, freedom, tested)
+        dof = np.array([seeds - 1.0])
+    # The classes' variance counts as known, the seeds' as estimated.
+    error = float(np.sqrt(of_classes + of_seeds.sum()))
+    together = _satterthwaite(of_seeds, dof, of_classes)
+    return student(value, error, together, tested=seeds > 1)
 
 
 def _of_classes(gain: np.ndarray) -> float:
@@ -411,32 +415,56 @@ def _value(name: str, terms: Sequence[Term], means: np.ndarray) -> float:
     return total
 
 
-def _student(
-    value: float, of_classes: float, of_seeds: np.ndarray, freedom: np.ndarray, tested: bool
-) -> Contrast:
-    """Student's t: the classes' variance counts as known, the variances `of_seeds` as estimated."""
-    error = float(np.sqrt(of_classes + of_seeds.sum()))
-    together = _satterthwaite(of_seeds, freedom, of_classes)
-    width = stats.t.ppf(0.975, together) * error
-    above = np.nan
-    below = np.nan
+def student(value: float, error: float, dof: float, tested: bool = True) -> Contrast:
+    """Student's t of a value with its standard error; without p-values unless it is `tested`."""
+    width = stats.t.ppf(0.975, dof) * error
+    p_greater = np.nan
+    p_less = np.nan
     if tested:
         t = value / max(error, 1e-12)
-        above = stats.t.sf(t, together)
-        below = stats.t.cdf(t, together)
-    return Contrast(value, value - width, value + width, above, below, error, together)
+        p_greater = stats.t.sf(t, dof)
+        p_less = stats.t.cdf(t, dof)
+    return Contrast(value, value - width, value + width, p_greater, p_less, error, dof)
+
+
+def rank_correlation(
+    x: Sequence[float], y: Sequence[float], groups: Sequence[str], seed: int = 0
+) -> tuple[float, float, float]:
+    """Spearman's correlation with a 95 % interval, groups drawn with replacement.
+
+    Points of one group, as one dataset under two backbones, are drawn together.  The interval is
+    NaN with fewer than four groups, and the correlation with fewer than three points.
+    """
+    frame = pd.DataFrame({"x": list(x), "y": list(y), "group": list(groups)})
+    if len(frame) < 3:
+        return np.nan, np.nan, np.nan
+    value = float(stats.spearmanr(frame["x"], frame["y"]).statistic)
+    parts = [part[["x", "y"]].to_numpy() for _, part in frame.groupby("group")]
+    if len(parts) < 4:
+        return value, np.nan, np.nan
+
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for _ in range(OF_CORRELATION):
+        chosen = rng.integers(len(parts), size=len(parts))
+        points = np.concatenate([parts[number] for number in chosen])
+        # One point alone has no ranks to compare.
+        if len(np.unique(points[:, 0])) > 1 and len(np.unique(points[:, 1])) > 1:
+            drawn.append(stats.spearmanr(points[:, 0], points[:, 1]).statistic)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return value, float(low), float(high)
 
 
 def smallest_found(
-    error: np.ndarray, freedom: np.ndarray, level: float, power: float = 0.8
+    error: np.ndarray, dof: np.ndarray, level: float, power: float = 0.8
 ) -> np.ndarray:
     """The smallest difference that a two-sided test at `level` detects with this `power`.
 
-    By the noncentral t.  `error` are standard errors, `freedom` their degrees of freedom, in arrays
+    By the noncentral t.  `error` are standard errors, `dof` their degrees of freedom, in arrays
     of one shape.
     """
-    refusal = stats.t.ppf(1 - level / 2, freedom)
-    return special.nctdtrinc(freedom, 1 - power, refusal) * error
+    refusal = stats.t.ppf(1 - level / 2, dof)
+    return special.nctdtrinc(dof, 1 - power, refusal) * error
 
 
 def holm(chances: Mapping[str, float]) -> dict[str, float]:
