@@ -365,10 +365,10 @@ class TestTable:
         }
 
 
-TUNED = sorted((paths.ROOT / "results").glob("*/search.csv"))
+TUNED = sorted((paths.ROOT / "results").glob("*/tuning.csv"))
 
 
-@pytest.mark.skipif(not TUNED, reason="no search.csv is kept yet")
+@pytest.mark.skipif(not TUNED, reason="no tuning.csv is kept yet")
 @pytest.mark.parametrize("file", TUNED, ids=lambda file: file.parent.name)
 def test_no_kept_optimum_is_at_an_edge_and_numbers_are_of_their_runs(file, monkeypatch):
     monkeypatch.setattr(paths, "RESULTS", paths.ROOT / "results")
