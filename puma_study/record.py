@@ -151,11 +151,14 @@ class Record(_InOrder):
 
     @classmethod
     def read(cls, line: str) -> Self:
-        """The record of a line; any of ValueError, LookupError, TypeError, ...: it is damaged."""
-        content = json.loads(line)
-        if content.pop("digest") != short_hash(content):
-            raise ValueError("its digest is another")
-        return cls.of(content)
+        """The record of a line; ValueError, which says why: the line is damaged."""
+        try:
+            content = json.loads(line)
+            if content.pop("digest") != short_hash(content):
+                raise ValueError("its digest is another")
+            return cls.of(content)
+        except (LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(str(error)) from error
 
     def content(self) -> dict[str, Any]:
         """What its line holds, but for the digest."""
@@ -188,7 +191,7 @@ class FailedRun(Record, extra="forbid"):
         return Run.from_dict(self.run)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What happened: "puma-ms-1a2b3c4d (epoch 3, batch 7: the loss is nan)"."""
         return f"{self.name} ({self.where}: {self.what})"
 

@@ -163,8 +163,8 @@ def _failed_rows(wanted: list[Wanted], may_fail: Collection[str], profile: str) 
     for one in wanted:
         for name in one.run_names:
             if name in known:
-                failed.setdefault(one.row, []).append(known[name].told)
-    return {row: ", ".join(dict.fromkeys(told)) for row, told in failed.items()}
+                failed.setdefault(one.row, []).append(known[name].summary)
+    return {row: ", ".join(dict.fromkeys(summaries)) for row, summaries in failed.items()}
 
 
 def asked(

@@ -150,10 +150,10 @@ def require_none_failed(names: Iterable[str], profile: str | Path) -> None:
     failed = [known[name] for name in names if name in known]
     if not failed:
         return
-    told = ", ".join(one.told for one in failed)
+    summaries = ", ".join(one.summary for one in failed)
     removed = HOW_TO_REMOVE.format(name=failed[0].name)
     raise Failed(
-        f"failed, and so without numbers, in profile {Path(profile).name}: {told}.  "
+        f"failed, and so without numbers, in profile {Path(profile).name}: {summaries}.  "
         f"Choose other settings; or {removed}, and it is trained again"
     )
 
@@ -272,7 +272,7 @@ def _line(file: Path, number: int, text: str) -> Line:
         kind = FailedRun
     try:
         record = kind.read(text)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except ValueError as error:
         begins = ""
         beginning = _BEGINNING.match(text)
         if beginning:

@@ -30,7 +30,7 @@ def test_the_line_of_a_failed_run_is_read_and_written_byte_for_byte():
     line = kept_runs.line_of(content)
     failed = FailedRun.read(line)
     assert failed.line() == line
-    assert failed.told == "linear-proxynca-1a2b3c4d (epoch 3, batch 7: the loss is nan)"
+    assert failed.summary == "linear-proxynca-1a2b3c4d (epoch 3, batch 7: the loss is nan)"
 
 
 @pytest.fixture
