@@ -82,15 +82,15 @@ def run(
     from . import needs, notebooks
 
     profile = options.profile_name(profile)
-    wanted = notebooks.parameters(notebooks.find(list(names)), profile, options.from_shell(values))
+    chosen = notebooks.parameters(notebooks.find(list(names)), profile, options.from_shell(values))
     if plan:
-        text, complete = notebooks.plan(wanted, speed or needs.STATED_SPEED)
+        text, complete = notebooks.plan(chosen, speed or needs.STATED_SPEED)
         click.echo(text)
         return int(not complete)
     if not sys.stderr.isatty():
         # Kernels write their progress bars here too, and inherit this interval.
         os.environ.setdefault("TQDM_MININTERVAL", "30")
-    return notebooks.run(wanted, config.profile(profile).name)
+    return notebooks.run(chosen, config.profile(profile).name)
 
 
 only_option = click.option("--profile", help="only runs of this profile")

@@ -131,7 +131,7 @@ def parameters(
 
 
 def plan(
-    wanted: Mapping[Path, Parameters], images_per_second: float = needs.STATED_SPEED
+    chosen: Mapping[Path, Parameters], images_per_second: float = needs.STATED_SPEED
 ) -> tuple[str, bool]:
     """Estimate the runs that notebooks would train, their memory and hours.
 
@@ -142,7 +142,7 @@ def plan(
     _warn_of_another_python()
     parts = {
         notebook: _planning_cells(notebook, values, images_per_second)
-        for notebook, values in wanted.items()
+        for notebook, values in chosen.items()
     }
     _execute_together([cell for part in parts.values() for cell in part])
 
@@ -291,14 +291,14 @@ class Outcome:
     why: str = ""  # the reason, if it was left out or failed
 
 
-def run(wanted: Mapping[Path, Parameters], profile: str) -> int:
+def run(chosen: Mapping[Path, Parameters], profile: str) -> int:
     """Execute notebooks into `results/<profile>/` and print a summary; returns 1 if one failed."""
     _warn_of_another_python()
     folder = paths.RESULTS / profile
     run_folder.make(folder)
     outcomes = []
-    for number, (notebook, values) in enumerate(wanted.items(), 1):
-        print(f"[{number}/{len(wanted)}] {notebook.stem}", file=sys.stderr, flush=True)
+    for number, (notebook, values) in enumerate(chosen.items(), 1):
+        print(f"[{number}/{len(chosen)}] {notebook.stem}", file=sys.stderr, flush=True)
         outcomes.append(_run_one(notebook, folder, values))
     _print_outcomes(outcomes, folder)
     return int(any(outcome.status == "FAILED" for outcome in outcomes))

@@ -11,7 +11,7 @@ from pumalib.data import expected, load, unchanged
 from pumalib.training import run_folder
 
 from . import needs, store
-from .rows import Ensemble, asked
+from .rows import Ensemble, seeded_rows
 from .runs import list_runs
 
 # Methods that train nothing.
@@ -43,7 +43,7 @@ def plan(
     speeds = _speeds(profile)
     lines = {}
     with unchanged():
-        runs = [run for wanted in asked(rows, profile, side) for run in wanted.runs]
+        runs = [run for one in seeded_rows(rows, profile, side) for run in one.runs]
         found = [_found(run) for run in runs]
     for run, own in zip(runs, found, strict=True):
         alike = (run.method.name, run.backbone, run.data.image_size)

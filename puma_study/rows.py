@@ -32,7 +32,7 @@ Ensemble = tuple[Run, ...]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SeededRow:
     """A row at one seed: its run, or the members of its ensemble."""
 
     row: str
@@ -97,14 +97,14 @@ def run_all(
     failed = store.failures(profile.name)
     runs_by_name: dict[str, Run] = {}
     with unchanged():
-        wanted = list(asked(rows, profile, side, done))
-        for one in wanted:
+        seeded = list(seeded_rows(rows, profile, side, done))
+        for one in seeded:
             runs_by_name.update(zip(one.run_names, one.runs))
     _require_own_records(runs_by_name, done, profile.name)
     missing = {
         name: run for name, run in runs_by_name.items() if name not in done and name not in failed
     }
-    ensembles = {one.name: one for one in wanted if one.is_ensemble and one.name not in done}
+    ensembles = {one.name: one for one in seeded if one.is_ensemble and one.name not in done}
 
     can_be_averaged = [one for one in ensembles.values() if failed.keys().isdisjoint(one.run_names)]
     if (missing or can_be_averaged) and not profile.train:
@@ -114,11 +114,11 @@ def run_all(
         )
     _train_missing(missing, profile)
 
-    failed_rows = _failed_rows(wanted, may_fail, profile.name)
+    failed_rows = _failed_rows(seeded, may_fail, profile.name)
     for ensemble in ensembles.values():
         if ensemble.row not in failed_rows:
             _average(ensemble, profile.name)
-    names = _names_by_row(rows, wanted)
+    names = _names_by_row(rows, seeded)
     whole_rows = {row: names[row] for row in names if row not in failed_rows}
     return replace(collect(whole_rows, profile.name), failed=failed_rows)
 
@@ -150,52 +150,54 @@ def _require_own_records(
             )
 
 
-def _failed_rows(wanted: list[Wanted], may_fail: Collection[str], profile: str) -> dict[str, str]:
+def _failed_rows(
+    seeded: list[SeededRow], may_fail: Collection[str], profile: str
+) -> dict[str, str]:
     """Rows with failed runs, all of them in `may_fail`, and for each a text on the failures.
 
     Raises `store.Failed` if a run of another row failed.
     """
-    needed = [name for one in wanted if one.row not in may_fail for name in one.run_names]
+    needed = [name for one in seeded if one.row not in may_fail for name in one.run_names]
     store.require_none_failed(dict.fromkeys(needed), profile)
 
     known = store.failures(profile)
     failed: dict[str, list[str]] = {}
-    for one in wanted:
+    for one in seeded:
         for name in one.run_names:
             if name in known:
                 failed.setdefault(one.row, []).append(known[name].summary)
     return {row: ", ".join(dict.fromkeys(summaries)) for row, summaries in failed.items()}
 
 
-def asked(
+def seeded_rows(
     rows: Mapping[str, Run | Ensemble],
     profile: Profile,
     side: Collection[str],
     done: Collection[str] = (),
-) -> Iterator[Wanted]:
+) -> Iterator[SeededRow]:
     """Each row at each of its seeds (see `run_all`), and at those that follow if they are done."""
     for row, asked_for in rows.items():
         own_seeds = profile.seeds
         if row in side and profile.side_seeds:
             own_seeds = profile.side_seeds
         for number, seed in enumerate((*profile.seeds, *profile.further_seeds)):
-            wanted = _at_seed(row, asked_for, seed)
+            seeded = _at_seed(row, asked_for, seed)
             is_further = number >= len(own_seeds)
-            if is_further and (not done or wanted.name not in done):
+            if is_further and (not done or seeded.name not in done):
                 break
-            yield wanted
+            yield seeded
 
 
-def _at_seed(row: str, asked_for: Run | Ensemble, seed: int) -> Wanted:
+def _at_seed(row: str, asked_for: Run | Ensemble, seed: int) -> SeededRow:
     if isinstance(asked_for, Run):
-        return Wanted(row, (replace(asked_for, seed=seed),), is_ensemble=False)
+        return SeededRow(row, (replace(asked_for, seed=seed),), is_ensemble=False)
     members = tuple(replace(member, seed=seed) for member in asked_for)
-    return Wanted(row, members, is_ensemble=True)
+    return SeededRow(row, members, is_ensemble=True)
 
 
-def _names_by_row(rows: Iterable[str], wanted: list[Wanted]) -> dict[str, list[str]]:
+def _names_by_row(rows: Iterable[str], seeded: list[SeededRow]) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {row: [] for row in rows}
-    for one in wanted:
+    for one in seeded:
         names[one.row].append(one.name)
     return names
 
@@ -253,7 +255,7 @@ def _train(run: Run, folder: Path, position: str = "") -> None:
         training.train(run, folder, position)
 
 
-def _average(ensemble: Wanted, profile: str) -> None:
+def _average(ensemble: SeededRow, profile: str) -> None:
     """Keep an ensemble: its scores, and the sums of its members' parameters and seconds."""
     records = [store.record(name, profile) for name in ensemble.run_names]
     scores = _ensemble_scores(ensemble.run_names, profile)

@@ -33,14 +33,14 @@ class TestClock:
             called.append("a")
 
         candidates = {"a": slow_at_first, "b": lambda: called.append("b")}
-        spent = bench.Clock(CPU, rounds=3).by_turns(candidates)
+        spent = bench.Clock(CPU, rounds=3).interleaved(candidates)
         assert called == ["a", "b"] * 4
         assert {name: turns.shape for name, turns in spent.items()} == {"a": (3,), "b": (3,)}
         assert spent["a"].max() < 0.2
-        assert bench.Clock(CPU, rounds=3).by_turns(candidates, rounds=1)["b"].shape == (1,)
+        assert bench.Clock(CPU, rounds=3).interleaved(candidates, rounds=1)["b"].shape == (1,)
 
     def test_seconds(self):
-        spent = CLOCK.by_turns({"sleeps": lambda: time.sleep(0.05)})
+        spent = CLOCK.interleaved({"sleeps": lambda: time.sleep(0.05)})
         assert 0.05 <= spent["sleeps"].item() < 1
 
 

@@ -472,7 +472,7 @@ class TestAgainst:
         assert list(figure.axes[0].texts) == []
 
     def test_points_may_have_names_of_their_own(self):
-        table = pd.concat([points(here=1.0), points(here=2.0)]).assign(told=["one", "two"])
+        table = pd.concat([points(here=1.0), points(here=2.0)]).assign(point_label=["one", "two"])
         figure = figures.against({"": table}, "x", "y")
         assert [text.get_text() for text in figure.axes[0].texts] == ["one", "two"]
 
@@ -546,8 +546,8 @@ class TestAgainst:
 class TestLabels:
     def test_names_at_ends_keep_their_order_and_their_distance(self):
         heights = [10.0, 12.0, 11.0, 50.0]
-        told = labels._apart(heights, 10.0)
-        assert told == pytest.approx([1, 21, 11, 50])
+        moved = labels._apart(heights, 10.0)
+        assert moved == pytest.approx([1, 21, 11, 50])
         assert labels._apart([5.0, 30.0], 10.0) == [5, 30]
 
     def test_names_of_points_do_not_overlap_where_there_is_room(self):

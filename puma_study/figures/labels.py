@@ -35,12 +35,12 @@ def name_ends(axis: Axes, names: Sequence[Name]) -> None:
     """
     _, height = _size(axis)
     heights = [_in_panel(axis, one)[1] * height for one in names]
-    for one, told in zip(names, _apart(heights, LINE), strict=True):
+    for one, placed in zip(names, _apart(heights, LINE), strict=True):
         inside = min(max(_in_panel(axis, one)[0], 0.0), 1.0)
         axis.annotate(
             one.text,
             (inside, _in_panel(axis, one)[1]),
-            (1.03, told / height),
+            (1.03, placed / height),
             xycoords="axes fraction",
             textcoords="axes fraction",
             color=_ink(one.colour),

@@ -177,7 +177,7 @@ def against(
     Rows are points with intervals, or lines if `joined`, with a band if there are low and high.  A
     row without an x is a horizontal line.  `log` names the logarithmic axes: "", "x" or "xy".
     `zero` draws a line at 0.  Few lines or points are labelled by their row, or points by a column
-    `told`; many get a legend.  Panels called unified and harmonic share one scale.
+    `point_label`; many get a legend.  Panels called unified and harmonic share one scale.
     """
     panels = {title: one.assign(row=one["row"].map(shown)) for title, one in panels.items()}
     styles = styles_of([row for table in panels.values() for row in table["row"]])
@@ -251,26 +251,26 @@ def over_settings(
 
 
 def _name_each_point(drawn: Mapping[Axes, pd.DataFrame], styles: Mapping[str, RowStyle]) -> bool:
-    """Label points by a column `told`, or by their rows if these are few with a point each.
+    """Label points by a column `point_label`, or by their rows if these are few with a point each.
 
     Returns whether the labels are the rows' names, so that no legend is needed.
     """
     tables = list(drawn.values())
-    is_told = any("told" in table for table in tables)
+    is_labelled = any("point_label" in table for table in tables)
     is_few = all(len(table) <= POINTS_NAMED for table in tables)
     is_single = all(table["row"].is_unique for table in tables)
-    if not is_told and not (is_few and is_single and len(styles) > 1):
+    if not is_labelled and not (is_few and is_single and len(styles) > 1):
         return False
     for axis, table in drawn.items():
         names: list[Name] = []
         levels: list[Name] = []
         for one in table.itertuples():
-            text = one.told if is_told else one.row
+            text = one.point_label if is_labelled else one.row
             name = Name(str(text), styles[one.row].colour, one.x, one.value)
             kind = levels if np.isnan(one.x) else names
             kind.append(name)
         name_points(axis, names, levels)
-    return not is_told
+    return not is_labelled
 
 
 def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int]) -> Figure:

@@ -146,14 +146,14 @@ def _meanings(tuned: pd.DataFrame, epochs: int) -> list[Line2D]:
 
 @styled
 def where_it_wins(
-    by_dataset: pd.DataFrame, panels: Mapping[str, pd.DataFrame], told: str = ""
+    by_dataset: pd.DataFrame, panels: Mapping[str, pd.DataFrame], note: str = ""
 ) -> Figure:
     """PUMA minus full fine-tuning: by dataset over the frozen backbone, and in four small panels.
 
     `by_dataset` has a row per stage (benchmark) and dataset: stage, dataset, frozen (percent),
     points, low, high and seeds.  `panels` has, by title, tables with stage, place (in order),
     points (NaN without a run), low, high, seeds, and `aside`: true for runs of another training
-    recipe, drawn hollow and not joined.  `told` is written into the large panel.
+    recipe, drawn hollow and not joined.  `note` is written into the large panel.
     """
     figure = plt.figure(figsize=(PAGE_WIDTH, 5.8))
     # A notebook would show a figure that pyplot keeps a second time.
@@ -168,7 +168,7 @@ def where_it_wins(
     _shade_sides(large)
     _name_datasets(large, by_dataset, styles)
     _name_sides(large)
-    large.text(0.98, 0.02, told, transform=large.transAxes, ha="right", va="bottom", fontsize=8)
+    large.text(0.98, 0.02, note, transform=large.transAxes, ha="right", va="bottom", fontsize=8)
     for axis, (title, panel) in zip(small, panels.items(), strict=True):
         _draw_places(axis, panel, styles)
         axis.set_title(title, fontsize=9)

@@ -1,7 +1,7 @@
 """Time and memory of the code, measured together with references in one process (notebook 92).
 
 Machines differ and run other work too, so only ratios mean something: candidates are timed in turns
-(`Clock.by_turns`), and each is compared with a common way to do the same job.
+(`Clock.interleaved`), and each is compared with a common way to do the same job.
 """
 
 from .clock import Clock, environment, peak_memory

@@ -21,7 +21,7 @@ class Clock:
     device: torch.device
     rounds: int
 
-    def by_turns(
+    def interleaved(
         self, candidates: Mapping[str, Callable[[], object]], rounds: int | None = None
     ) -> dict[str, np.ndarray]:
         """Run candidates, functions by name, in turns; returns seconds (rounds,) by name.

@@ -139,7 +139,7 @@ def _loss_times(
         loss = losses.make(entry.name, sizes.classes, sizes.dim, **entry.settings)
         candidates[entry.shown] = _loss_step(loss.to(clock.device), x, labels)
     milliseconds = {}
-    for name, turns in clock.by_turns(candidates).items():
+    for name, turns in clock.interleaved(candidates).items():
         milliseconds[name] = 1000 * statistics.median(turns)
 
     rows = []

@@ -210,7 +210,7 @@ def _small_file_seconds(
             on_files.run()
 
         candidates = {"files": step_on_files, "memory": on_memory.run}
-        return clock.by_turns(candidates, len(order) - 1)
+        return clock.interleaved(candidates, len(order) - 1)
 
 
 def _first_and_later(

@@ -74,7 +74,7 @@ def search_times(sizes: Mapping[str, tuple[int, int]], clock: Clock) -> pd.DataF
     def metrics(ks: Sequence[int]) -> Callable[[], object]:
         return lambda: evaluation.scores(vectors, images, ks, device=clock.device)
 
-    spent = clock.by_turns(
+    spent = clock.interleaved(
         {
             "faiss IndexFlatIP, 5 nearest": five_nearest,
             "pumalib.evaluation, R@1 to R@8, RP, MAP@R": metrics((1, 2, 4, 8)),

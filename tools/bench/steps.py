@@ -179,7 +179,7 @@ def training_times(
 
     candidates: dict[str, Callable[[], object]] = {name: step.run for name, step in steps.items()}
     candidates["matmul"] = lambda: a @ b
-    best = {name: turns.min() for name, turns in clock.by_turns(candidates).items()}
+    best = {name: turns.min() for name, turns in clock.interleaved(candidates).items()}
     matmul_rate = 2 * sizes.matmul_side**3 / best["matmul"]
 
     rows = []
