@@ -44,7 +44,7 @@ POOL_STEP = 0.21
 
 # One marker and one colour per dataset of the paper, and the middle of the space they share
 DATASETS = "os^DvPXp"
-# Amber is near that of what is trained.
+# Amber is too close to `TRAINED`.
 DATASET_COLOURS = [colour for colour in COLOURS if colour != AMBER]
 SPACE = (0.87, 6.05)
 
@@ -67,7 +67,7 @@ Point = tuple[float, float]
 def schematic() -> Figure:
     """PUMA as a picture (Figs. 1 and 3).
 
-    One model for eight datasets, and what in it is frozen and what is trained.
+    One model for eight datasets, with its frozen and its trained parts.
     """
     figure, axis = plt.subplots(figsize=(WIDTH, HEIGHT))
     draw_zoom(axis)
@@ -119,9 +119,9 @@ def frozen_boxes() -> list[Box]:
 
 
 def trained_boxes() -> list[Box]:
-    """What is PUMA's own."""
+    """The parts that PUMA adds and trains."""
     boxes = [
-        # What is added to the one model at the left: a small part of it
+        # The small part that is added to the one model at the left
         Box(1.28, 3.5, 0.1, 0.9),
         Box(0.42, 3.39, 0.7, 0.1),
         Box(0.37, 0.2, 1, 0.3, "trained"),
@@ -137,7 +137,7 @@ def trained_boxes() -> list[Box]:
 
 
 def texts() -> list[Box]:
-    """What stands without a box."""
+    """The texts without a box."""
     return [
         Box(0.87, 2.83, text="eight datasets"),
         Box(0.87, 7.12, text="one embedding\nspace"),

@@ -175,7 +175,7 @@ def seeded_rows(
     side: Collection[str],
     done: Collection[str] = (),
 ) -> Iterator[SeededRow]:
-    """Each row at each of its seeds (see `run_all`), and at those that follow if they are done."""
+    """Each row at each of its seeds, and at further seeds that are `done` (see `run_all`)."""
     for row, asked_for in rows.items():
         own_seeds = profile.seeds
         if row in side and profile.side_seeds:

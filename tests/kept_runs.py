@@ -22,7 +22,7 @@ RUNS = {
 
 
 def numbers(seed, rate):
-    """What a run's record has besides its settings, for queries that hit at this rate."""
+    """A run's record without its settings, for queries that are correct at this rate."""
     rng = np.random.default_rng(seed)
     metrics = [f"R@{k}" for k in evaluation.KS] + ["RP", "MAP@R"]
     hits = {name: rng.random((count, 1)) < rate for name, count in QUERIES.items()}
@@ -44,7 +44,7 @@ def numbers(seed, rate):
 
 
 def results_of(run, seed, rate):
-    """`numbers` of this run, with the digest of its data, of which its name is made."""
+    """`numbers` of this run, with the digest of its data, which its name depends on."""
     environment = {"device": "cpu", "data": data.load(run.data).digest}
     return numbers(seed, rate) | {"environment": environment}
 
@@ -91,7 +91,7 @@ def add_failed(content, profile="test"):
 
 
 def keep(run, profile, rate, **more):
-    """Keep a run of a profile, at a rate of hits."""
+    """Keep a run of a profile whose queries are correct at this rate."""
     content = {"run": json.loads(run.to_json()), **results_of(run, 1, rate), **more}
     add({"name": run_folder.run_name(run), **content}, profile.name)
 
@@ -110,7 +110,7 @@ def another(name="another", **changes):
 
 
 def any_name(monkeypatch):
-    """Let runs be called as a test pleases, whatever their settings."""
+    """Let tests give runs any name, independent of their settings."""
     monkeypatch.setattr(record, "check_name_of", lambda record: None)
 
 

@@ -1,4 +1,4 @@
-"""What a reader of docs/own-images.md has, and the page's blocks, run as they stand."""
+"""Images like those of a reader of docs/own-images.md, and the page's blocks, run unchanged."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from pumalib.models import backbones
 
 PAGE = Path(__file__).parent.parent / "docs" / "own-images.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# Of the others some are names alone, and one is of real images.
+# Other commands in sentences are bare names, and one needs real images.
 IN_SENTENCE = re.compile(r"`(python -m pumalib [^`]*my-images.yaml[^`]*)`")
 COMMAND = "python -m pumalib "
 
@@ -23,7 +23,7 @@ def blocks():
 
 
 def make_images(folder):
-    """What the reader has: six classes of five images, a query and labels."""
+    """Write a reader's images: six classes of five images, a query and labels."""
     rng = np.random.default_rng(0)
     labels = ["path,label"]
     for name in ("cups", "hats", "keys", "mugs", "pens", "toys"):
@@ -39,7 +39,7 @@ def make_images(folder):
 
 
 def hub_at_hand():
-    """A stand-in for timm's hub: the same weights each time, as the hub has them; but random."""
+    """A substitute for timm's hub that gives random weights, the same in every call."""
     from_timm = backbones._from_timm
 
     def from_hub(name, pretrained, image_size, pooling):
@@ -63,7 +63,7 @@ def write_file(text):
 
 
 def run_block(kind, text, names):
-    """Run a block as it stands: Python with the names of those before it, a file, or commands."""
+    """Run a block unchanged: Python with the `names` of earlier blocks, a file, or commands."""
     if kind == "python":
         exec(compile(text, str(PAGE), "exec"), names)
     elif kind == "yaml":
@@ -73,7 +73,7 @@ def run_block(kind, text, names):
 
 
 def run_all_commands():
-    """Run every command of the page, those within sentences too, where the shell stands."""
+    """Run every command of the page, also those in sentences, in the working directory."""
     backbones._from_timm = hub_at_hand()
     make_images(Path.cwd())
     for kind, text in blocks():

@@ -74,7 +74,7 @@ def test_every_public_name_and_every_room_is_there():
 
 @pytest.fixture(scope="module", autouse=True)
 def results(tmp_path_factory):
-    """One folder for all, so that what an example trains is trained once."""
+    """One folder for all examples, so that they share trained runs."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("results")
         patch.setattr(paths, "RESULTS", folder)

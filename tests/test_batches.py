@@ -1,4 +1,4 @@
-"""From the table to batches: decoding, views, samplers, the same batches whatever the workers."""
+"""From the table to batches: decoding, views, samplers, and equal batches for any workers."""
 
 import io
 import multiprocessing
@@ -206,7 +206,7 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n{
 
 
 def test_no_program_is_started_for_an_image(tmp_path, monkeypatch):
-    """Pillow gives PostScript to Ghostscript, whatever the file is called."""
+    """Pillow passes PostScript to Ghostscript, also from a file with another extension."""
     started = []
     monkeypatch.setattr(subprocess, "check_call", lambda *given, **more: started.append(given))
     monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: started.append(given))
@@ -452,7 +452,7 @@ def test_the_training_crop_is_torchvisions():
 
 
 def of_a_fork_server(folder, connection):
-    """Take all batches by workers that a fork server forks, as Python 3.14 does by itself."""
+    """Take all batches by workers of a fork server, the default of Python 3.14."""
     multiprocessing.set_start_method("forkserver", force=True)
     rows = table([f"{number}.jpg" for number in range(4)], [0, 0, 1, 1], root=folder)
     plan = Plan(rows, rows.images, [np.arange(4)] * 3, view_of(48), workers=1)

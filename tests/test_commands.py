@@ -1,4 +1,4 @@
-"""The command line: quick to help, exact about what it refuses, and honest about what came out."""
+"""The command line: fast help, exact messages for wrong input, and a status that is true."""
 
 import json
 import os
@@ -188,7 +188,7 @@ def test_a_kept_run_that_is_trained_again_says_that_it_agrees(small, results, ca
 
 
 def with_three_other_hits(record):
-    """The record of a run of which three queries of photos came out otherwise."""
+    """The record of a run in which three queries of photos have the opposite result."""
     other = record.content()
     hits = record.hits()["photos"]
     hits[:3] = 1 - hits[:3]

@@ -1,4 +1,4 @@
-"""Profiles and runs: what they refuse, what they keep, and when two runs are the same."""
+"""Profiles and runs: settings they refuse, settings they store, and when two runs are equal."""
 
 import json
 from dataclasses import asdict, field, replace
@@ -227,7 +227,7 @@ def test_what_is_made_of_a_method_has_its_tuning():
     without_gate = tuned.run("puma", adapter_keep=1.0)
     assert (without_gate.training.lr, without_gate.method.adapter_scale) == (3e-4, 1.0)
     assert tuned.run("puma", loss="ms").training.lr == 3e-4
-    # A Method in place of the name keeps what it has that its namesake has not.
+    # A Method given in place of its name keeps the settings in which it differs.
     changed = config.method("puma", adapter_scale=0.5, prompts=3)
     run = tuned.run(changed)
     assert (run.method.adapter_scale, run.method.prompts, run.training.lr) == (0.5, 3, 3e-4)

@@ -1,4 +1,4 @@
-"""The blocks of docs/own-images.md, run one after another as they stand, where a reader stands."""
+"""The blocks of docs/own-images.md, run unchanged and in order, in a reader's folder."""
 
 import re
 

@@ -314,7 +314,7 @@ def test_a_copy_is_made_again_of_another_image_of_the_same_time(root):
 
 
 class Endless:
-    """A server's answer of so many bytes at a time, which never ends."""
+    """A server's answer that never ends, in pieces of `size` bytes."""
 
     def __init__(self, size):
         self.size = size

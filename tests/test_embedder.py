@@ -311,7 +311,7 @@ def test_a_file_and_an_array_of_the_networks_size_are_embedded_alike(
 
 
 def test_what_is_shown_is_what_the_run_was_tested_on(folder, photo_model, photo, tmp_path):
-    """Photographs are resized and cropped whatever their size; pictures of `mini` are not."""
+    """Photographs of every size are resized and cropped; pictures of `mini` are not."""
     small = np.asarray(photo.resize((48, 48)))
     model = photo_model.model
     resized = images.pixels(Image.fromarray(small), photo_model.view)

@@ -41,7 +41,7 @@ def random_case(seed=0, n=300, classes=20, dim=6, datasets=("a", "b", "c")):
 
 
 def city_block(a, b):
-    """A distance as a function; negative, as that of a similarity may be."""
+    """A distance given as a function; its values may be negative, like a negated similarity."""
     assert len(a) * len(b) <= max(search.BLOCK, len(b))
     return -torch.cdist(a, b, p=1)
 
@@ -92,8 +92,8 @@ def test_hand_computed_values():
     # The only positive is the third of three: recall grows with k, and k may exceed the gallery.
     last = found((0, 1, 2, 3), table([0, 1, 1, 0], split=["query"] + ["gallery"] * 3))
     assert last[["R@1", "R@2", "R@4", "R@8"]].tolist() == [0, 0, 1, 1]
-    # Itself removed, the query of class 0 has no other; those of class 1 have each other, and image
-    # 1 is nearest to 0.
+    # The query of class 0 has no other image of its class; the two of class 1 have each other, and
+    # image 1 is nearest to image 0.
     two = found((0, 10, 20), table([0, 1, 1]))
     assert two[["R@1", "R@8", "RP", "MAP@R", "queries", "excluded"]].tolist() == [
         0.5,
@@ -113,7 +113,7 @@ def test_relevant_images_are_those_of_the_class_in_the_gallery_without_the_query
     classes = np.array([0, 0, 0, 1, 1, 2])
     test = np.full(6, "test")
     assert metrics.relevant_count(classes, test).tolist() == [2, 2, 2, 1, 1, 0]
-    # A query that stands in the gallery too is not its own match; one that does not has them all.
+    # A query that is also in the gallery does not count itself; any other query counts all matches.
     mixed = np.array(["query", "test", "gallery", "query", "query", "gallery"])
     assert metrics.relevant_count(classes, mixed)[[0, 1, 3, 4]].tolist() == [2, 1, 0, 0]
 
@@ -460,7 +460,7 @@ def test_arrays_that_do_not_fit_are_refused(given, message):
         from_arrays(angles(0, 1, 2, 3), **whole)
 
 
-# Eight classes of five, of which some are mixed; each class's first image asks.
+# Eight classes of five images, some of them mixed; the first image of each class is a query.
 CLASSES = np.repeat(np.arange(8), 5)
 CLUSTERS = np.random.default_rng(0).normal(size=(40, 16))
 CLUSTERS += np.random.default_rng(1).normal(size=(8, 16))[CLASSES]

@@ -148,7 +148,7 @@ FILES = {
     "notebooks/profiles/squares.yaml": PROFILE,
 }
 
-# What was added before, of other names.
+# Additions of the same kinds, made earlier, with other names.
 EARLIER_ENTRIES = {
     "pumalib/losses/__init__.py": [
         ("from .hyperbolic import", "from .circle import Circle"),
@@ -167,7 +167,7 @@ EARLIER_FILES = {
     "pumalib/data/csv_table.py": BENCHMARK.replace("squares", "csv_table"),
 }
 
-# All in one process: importing takes longer than what is asked.
+# All in one process: importing takes longer than the work itself.
 PROGRAM = """
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Faults drawn by a seed: wrong settings, damaged files, kill -9, and what an attacker would try.
+"""Faults drawn by a seed: wrong settings, damaged files, kill -9, and attacks.
 
 Each ends in equal numbers or in an error of ours, and nothing outside results changes.
 `make faults` draws a thousand (`--faults`) by a seed that it prints (`--seed`).
@@ -84,9 +84,9 @@ def test_any_setting_is_taken_and_read_back_or_refused_by_its_name(request, tmp_
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What the faults are done to, undamaged.
+    """Undamaged files, and the numbers that they give.
 
-    A kept run with its model, a checkpoint, images, and the numbers of all.
+    A kept run with its model, a checkpoint, and images.
     """
     home = tmp_path_factory.mktemp("faults")
     with pytest.MonkeyPatch.context() as patch:
@@ -156,8 +156,8 @@ def weights(home: Path, name: str):
     return digest
 
 
-# What is read, the files that are harmed, and whether another value may come out: of contents that
-# name the run anew.
+# A function that reads, the files to damage, and whether it may return another value, as for
+# contents that are part of a run's name.
 READS = {
     "kept runs": (lines, "faults/kept-*.jsonl", False),
     "checkpoint": (resumed, "stopped/checkpoint*.pt", False),
@@ -285,12 +285,12 @@ def test_a_process_killed_at_any_moment_goes_on(moment, drawn, whole, undisturbe
     process.join(120)
     assert process.exitcode == 0
     assert expected and outcome(kind, tmp_path) == expected
-    # What a killed process was writing is swept after a day, and read by nobody.
+    # A killed process leaves temporary files: nobody reads them, and they are removed after a day.
     left = [file.name for file in tmp_path.rglob("*") if file.suffix == ".tmp"]
     assert all(paths._TEMPORARY.fullmatch(name) for name in left)
 
 
-# ---- What an attacker would try: each draws, does, and looks at what came of it
+# ---- attacks: each draws one, carries it out, and checks the outcome
 
 
 @dataclasses.dataclass
@@ -301,7 +301,7 @@ class Scene:
     home: Path  # the folder of results
     canary: Path
     name: str  # of a kept run
-    expected: dict  # what was read of all before
+    expected: dict  # all records, read before the attack
 
     @property
     def profile(self):
@@ -329,7 +329,7 @@ class Scene:
 
 
 def signed(record):
-    """A line with the right digest, whatever it holds."""
+    """The line of a record, with a valid digest of its content."""
     return json.dumps(record | {"digest": training.run_folder.short_hash(record)})
 
 
@@ -351,7 +351,7 @@ def two_lines_of_a_name(scene):
 
 
 def a_forged_line(scene):
-    """A record that is not that of its run, most with a digest made anew: it is damaged."""
+    """A record with the content of no run, mostly with a valid digest, is damaged."""
     other = scene.record()
     row = scene.rng.choice(other["table"])
     part = scene.rng.choice(["hits", "classes"])

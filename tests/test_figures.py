@@ -25,7 +25,7 @@ from pumalib import config, paths
 from pumalib.data import Benchmark
 
 DATASETS = ("unified", "a", "b", "harmonic")
-# What the row VPT is called where it is shown
+# The shown name of the row VPT
 VPT = "Visual prompt (VPT)"
 
 
@@ -52,7 +52,7 @@ def points(**rows):
 
 
 def bars(axis):
-    """What is drawn with intervals, by its label: x, y, low, high and style."""
+    """The drawn intervals by label: x, y, low, high and style."""
     drawn = {}
     for bar in axis.containers:
         if isinstance(bar, ErrorbarContainer):
@@ -262,7 +262,7 @@ class TestRowStyles:
 
     @pytest.mark.parametrize("colour", [figures.OURS.colour, figures.TRUE, figures.FALSE])
     def test_a_hue_with_a_meaning_means_nothing_else(self, colour):
-        """PUMA's, that of what is true, and that of what is false; within 25 degrees of hue."""
+        """No other colour is within 25 degrees of the hues of PUMA, of true, and of false."""
         others = {one.colour for one in figures.ROW_STYLES.values() if one != figures.OURS}
         others |= {
             *figures.COLOURS,

@@ -1,4 +1,4 @@
-"""Every executed notebook says at its top what was found, and the index leads to all of them."""
+"""Every executed notebook shows its findings at the top, and the index links to all of them."""
 
 import re
 

@@ -346,7 +346,7 @@ def test_images_in_subfolders_of_a_class_are_counted_and_named(root):
         images = data.read("folders", root).images
     assert len(images) == 5 * 2 + 4 * 3
     with warnings.catch_warnings(action="error"):
-        data.read("folders", root, ["birds"])  # of what is not loaded nothing is said
+        data.read("folders", root, ["birds"])  # datasets that are not loaded cause no warning
 
 
 def test_jfif_is_an_image(root):
@@ -367,7 +367,7 @@ def test_pipes_and_sockets_called_like_images_are_named_and_do_not_hang(root, mo
 
 
 def test_one_bad_name_or_link_costs_one_image(root):
-    """What the index leaves out, training leaves out too."""
+    """Training leaves out the same files as the index."""
     folder = root / "cars" / "w"
     (folder / "gone.jpg").symlink_to("nowhere")
     (folder / "itself.jpg").symlink_to("itself.jpg")
@@ -405,7 +405,7 @@ def test_images_beside_the_folders_of_classes_are_said(root):
 
 
 def test_files_without_an_extension_are_said(root):
-    """They may be images, as those of a download."""
+    """Such files may be images, for example downloaded ones."""
     picture = (root / "cars" / "w" / "0.png").read_bytes()
     for name in ("cars/w/download", "cars/w/scan.pnm", "cars/w/notes.txt", "cars/w/.hidden"):
         (root / name).write_bytes(picture)

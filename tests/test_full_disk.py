@@ -1,6 +1,6 @@
-"""A disk that is full: the promised words whatever file it is, nothing lost, and the same numbers.
+"""A full disk: for every file the promised message, nothing lost, and the same numbers after it.
 
-By a file system in memory where one may be mounted, else by files that fail.
+Uses a file system in memory if one can be mounted, else files that fail.
 """
 
 import re
@@ -27,7 +27,7 @@ PROFILE = config.Profile(
     training=config.Training(epochs=2, batch_size=20, lr=1e-3, device="cpu"),
 )
 RUNS = {
-    # Its tensors are larger than what is written at a time.
+    # Its tensors are larger than a single write.
     "adapter": PROFILE.run("adapter", adapter_rank=32),
     "pretrained": PROFILE.run("pretrained"),
 }
@@ -35,7 +35,7 @@ RUNS = {
 
 @pytest.fixture(params=[mounted_if_possible])
 def disk(request, tmp_path, monkeypatch):
-    """Where everything is written, with 16 MB."""
+    """A disk of 16 MB to which everything is written."""
     folder = tmp_path / "disk"
     found = request.param(folder)
     monkeypatch.setattr(paths, "RESULTS", folder / "results")
@@ -46,7 +46,7 @@ def disk(request, tmp_path, monkeypatch):
 
 
 def words(file):
-    """What is said of a file that could not be written."""
+    """A pattern of the message on a file that could not be written."""
     return (
         rf"cannot write \S*{re.escape(file)}: No space left on device; "
         r"free some space on the disk of \S+, or write elsewhere: PUMALIB_RESULTS=\S+ .*"
@@ -55,7 +55,7 @@ def words(file):
 
 
 def left_behind(folder):
-    """Names of files that look like what they are not."""
+    """Names of temporary files that were not removed."""
     return [file.name for file in folder.rglob("*") if file.suffix == ".tmp"]
 
 
@@ -63,14 +63,14 @@ def left_behind(folder):
 
 
 def sizes_of(folder):
-    """Pages of a run's files, as bytes: those that stay, and one of its checkpoints."""
+    """Bytes of a run's files, rounded up to pages: final files, and one checkpoint."""
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     return {name: -size // PAGE * -PAGE for name, size in sizes.items()}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Finished folders by method, and the sizes of their files, where there was space."""
+    """Folders of runs that had enough space, and the sizes of their files, by method."""
     home = tmp_path_factory.mktemp("undisturbed")
     folders = {}
     sizes = {}
@@ -92,7 +92,7 @@ def undisturbed(tmp_path_factory):
 
 
 def space(file, size):
-    """What to leave on the disk, so that of a training with files of these sizes `file` fails."""
+    """The bytes to leave free so that `file` fails, in a training with files of these sizes."""
     settings = size["run.json"]
     if file == "run.json":
         return 0
@@ -101,7 +101,7 @@ def space(file, size):
     if file == "log.csv":
         return settings + size["checkpoint.pt"]
     if file == "model.safetensors":
-        # While one is written the two before it are there.
+        # While a checkpoint is written, the two before it are still there.
         return settings + size["log.csv"] + 3 * size["checkpoint.pt"]
     if file == "metrics.json":
         whole = settings + size["log.csv"] + 2 * size["checkpoint.pt"] + size["model.safetensors"]
@@ -150,7 +150,7 @@ def assert_same_tensors(file, other):
     assert all(tensor.equal(its[name]) for name, tensor in mine.items())
 
 
-# ---- Whatever else is written
+# ---- other files
 
 
 @pytest.fixture
@@ -193,11 +193,11 @@ def derived(benchmark):
     return analysis.derived("title", "test", lambda: pd.DataFrame({"x": [1.5]})).to_csv()
 
 
-# What writes, which file does not fit, and how much space there is.
+# A function that writes, the file that does not fit, and the space there is.
 WRITERS = {
     "digests": (digests, "pens.json", 0),
     "copies": (copies, ".png.jpg", 0),
-    # All but the last bytes fit: by itself faiss takes that for written.
+    # All but the last bytes fit: faiss alone would report success.
     "index": (searched, "index.npz", PAGE),
     "a line": (line, "kept-1.jsonl", 0),
     "derived": (derived, ".csv", 0),

@@ -1,4 +1,4 @@
-"""Numbers of tiny runs of every method and every loss, as they were when golden.json was written.
+"""Tiny runs of every method and every loss give the numbers that golden.json has.
 
 `python tests/test_golden.py` writes that file anew.  Runs that are named and kept have numbers of
 the code that made them: whoever moves these numbers raises NUMBERS, or says why they may move.

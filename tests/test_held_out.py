@@ -70,7 +70,7 @@ def scores(folder):
 
 
 def put_scores(patch, values):
-    """Epochs are really scored, but these are told; returns what was found."""
+    """Report `values` in place of the epochs' scores; returns a list of the true scores."""
     found = []
     real = loop._held_out_score
 
@@ -83,7 +83,7 @@ def put_scores(patch, values):
 
 
 def trained_for(run, epochs, folder):
-    """The weights after some epochs without a score, of a schedule that knows nothing of them."""
+    """The weights after some epochs of training without scores."""
     recipe = replace(run.training, score_epochs=0, patience=0, epochs=epochs)
     return weights(training.train(replace(run, training=recipe), folder))
 
@@ -208,7 +208,7 @@ def test_the_best_epoch_is_kept_and_evaluated(run, tmp_path, monkeypatch):
 
 
 def test_with_holdout_the_table_has_the_best_score(run, tmp_path):
-    """Val in place of test: what is scored is what is tested."""
+    """With `holdout`, val replaces test, so that epochs are scored on the test images."""
     recipe = replace(SCORED, epochs=2)
     chosen = replace(run, data=replace(run.data, holdout=True), training=recipe)
     record = run_folder.read_record(training.train(chosen, tmp_path / "run"))

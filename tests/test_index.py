@@ -1,4 +1,4 @@
-"""A folder's index follows the folder, finds what is like an image, and survives being stopped."""
+"""A folder's index follows the folder, finds similar images, and survives an interruption."""
 
 import contextlib
 import dataclasses
@@ -83,7 +83,7 @@ def embedded(monkeypatch):
 
 
 def assert_right(found):
-    """Every vector is the one that its file has when it is embedded by itself."""
+    """Every vector equals that of its file embedded alone."""
     vectors = found.vectors()
     assert vectors.shape == (len(found.table), RUN.dim)
     for path, vector in zip(found.table["path"], vectors):

@@ -273,9 +273,9 @@ PROXIES = [
 
 # By hand: cosines of POINTS are 0.6, 0 and 0.8, distances FAR of the pair and NEAR of the nearest.
 ZEROS = [
-    # Six ordered pairs: two positives, four negatives, of which only NEAR's two are below 0.7.
+    # Six ordered pairs: two positives and four negatives; only NEAR's two negatives are below 0.7.
     ("contrastive", {"neg_margin": 0.7}, 2 / 6),
-    # Anchors 0 and 1 have a positive; only that of 1 has its negative nearer.
+    # Anchors 0 and 1 have a positive; only anchor 1 has a negative that is nearer.
     ("triplet", {"margin": 0.05}, 1 / 2),
     ("triplet", {"margin": 5.0}, 0),
     ("triplet", {"margin": 0.05, "miner": "all"}, 1 / 2),

@@ -470,7 +470,7 @@ def test_what_would_dwarf_its_backbone_is_refused_before_it_is_made(message, mon
 
 def test_a_pool_is_not_put_before_every_layer():
     method = dataclasses.replace(config.METHODS["vpt-deep"])
-    # Whatever the settings refuse, so does the model.
+    # The model refuses the same values as the settings.
     object.__setattr__(method, "prompts", 20)
     with pytest.raises(ValueError, match=r"prompt_deep needs one prompt .* prompts = 20 is a pool"):
         EmbeddingModel(backbones.mini_vit(), method, 16)
@@ -478,7 +478,7 @@ def test_a_pool_is_not_put_before_every_layer():
 
 @pytest.fixture
 def empty_cache(monkeypatch, tmp_path):
-    """A hub of which nothing was fetched before."""
+    """A hub from which nothing was downloaded yet."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""A folder of one's own images by commands, a page of what was found, and the frozen backbone."""
+"""A user's folder of images with the commands, the page of results, and the frozen backbone."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ from pumalib.training import frozen
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A folder where the shell stands: `photos` has four classes of four images."""
+    """A working directory whose folder `photos` has four classes of four images."""
     monkeypatch.setattr(paths, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(paths, "RESULTS", tmp_path / "results")
     folder = tmp_path / "home"

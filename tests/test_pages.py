@@ -33,7 +33,7 @@ INTERVAL = re.compile(r"\[[+-]?\d+\.\d+, [+-]?\d+\.\d+\]")
 
 @pytest.fixture(scope="module")
 def kept_of():
-    """What is kept in the project, by a profile; for all tests the same."""
+    """A function from a profile to the project's kept runs, cached for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "RESULTS", RESULTS)
         yield functools.cache(page_rows.Kept)
@@ -47,7 +47,7 @@ def kept(kept_of, monkeypatch):
 
 @pytest.fixture
 def readmes(kept_of, monkeypatch):
-    """What is kept, as README asks of it."""
+    """The kept runs with README's settings."""
     monkeypatch.setattr(paths, "RESULTS", RESULTS)
     return kept_of(PAGES["README.md"])
 

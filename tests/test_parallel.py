@@ -36,7 +36,7 @@ ODD = replace(RUN, training=replace(RECIPE, batch_size=21))
 
 
 def stopped(run, folder, steps):
-    """Train so many steps and stop.
+    """Train a number of steps and stop.
 
     Returns the gradients and the loss's state of the step after.
     """

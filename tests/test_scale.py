@@ -1,4 +1,4 @@
-"""What a loss holds and costs at many classes, against numbers counted by hand."""
+"""Memory and time of a loss at many classes, against numbers counted by hand."""
 
 import math
 

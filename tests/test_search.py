@@ -262,7 +262,7 @@ class TestRuns:
 
 @pytest.fixture
 def profile(tmp_path, monkeypatch):
-    """A profile of kept runs at two rates, of which one is missing."""
+    """The profile of the kept runs, with an empty folder of results."""
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
     return kept_runs.PROFILE
 

@@ -1,4 +1,4 @@
-"""The site: what is gathered for it, what its contents name, and that a page loads nothing."""
+"""The site: its gathered sources, its contents, and that no page loads anything from elsewhere."""
 
 import importlib.util
 import json

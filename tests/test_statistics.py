@@ -101,7 +101,7 @@ def test_a_difference_is_taken_in_pairs_and_by_classes():
         drawn_means.append(gains[:, drawn_classes].mean(axis=(1, 2)))
     drawn_means = np.array(drawn_means)
     mean = drawn_means.mean(axis=1)
-    # What a class does with one seed and not with another counts with the seeds, not here again.
+    # The interaction of class and seed belongs to the variance over seeds: do not count it twice.
     of_seed_and_class = np.mean([np.var(drawn_means[:, seed] - mean) for seed in range(3)]) / 2
     queries = np.var(mean) - of_seed_and_class
     assert 0 < queries < np.var(mean)
@@ -169,7 +169,7 @@ def test_an_unstable_row_and_one_without_seeds_keep_their_own():
     assert found["unstable"].dof.tolist() == [2, 2]
     assert found[0].variance.tolist() == pytest.approx([1, 1])
     assert found[0].dof.tolist() == [12, 12]
-    # What is not judged does not make a row unstable.
+    # A column that is not judged does not make a row unstable.
     lenient = pooled_spreads(rows, ["unified"])
     assert lenient["unstable"].dof.tolist() == [14, 14]
     assert lenient["unstable"].variance["harmonic"] == pytest.approx(81)
@@ -328,7 +328,7 @@ def test_intervals_cover_and_false_positives_stay_below_their_level(seeds, effec
     monkeypatch.setattr(statistics, "BOOTSTRAP", 100)
     world = simulation.World(rows=8, seeds=seeds, effect=effect)
     found = simulation.rates(world, 40).loc["chosen"]
-    # 280 intervals, those of one study not independent: a standard error of about two points.
+    # 280 intervals, dependent within a study, give a standard error of about two points.
     assert 0.91 <= found["covered"] <= 0.995
     if effect == 0:
         assert found["strict"] <= 0.01

@@ -1,4 +1,4 @@
-"""Runs are trained once, kept, found again, told apart, and gathered into one table.
+"""Runs are trained once, kept, found again, distinguished, and gathered into one table.
 
 Models are analysed by their names.
 """
@@ -113,7 +113,7 @@ MLP = PROFILE.run("mlp3")
 
 @pytest.fixture
 def failing(copied):
-    """Rows of which one fails in its first seed, and so in all."""
+    """Rows, two of which fail in their first seed, and so in all."""
     return {"bad": NAN, "Linear": ROWS["Linear"], "too": replace(NAN, dim=8)}
 
 
@@ -515,7 +515,7 @@ def test_specific_models_search_their_own_dataset_and_others_all(results, member
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Embeddings by chance in place of those of models, of each run its own."""
+    """Random embeddings in place of those of models, different for each run."""
 
     def embeddings(name, profile, union, train=False):
         images = data.load(union).test.reset_index(drop=True)

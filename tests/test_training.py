@@ -38,7 +38,7 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """Stopped, as by Ctrl-C, in the fourth step: both checkpoints stand there."""
+    """A run interrupted in its fourth step, as by Ctrl-C, which has left both checkpoints."""
     folder = tmp_path_factory.mktemp("runs") / "stopped"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         break_step(patch, 4, KeyboardInterrupt())
@@ -249,7 +249,7 @@ def test_a_batch_is_seen_as_it_is():
 
 
 def rows_of_log(folder):
-    """The log but for what depends on the machine's speed."""
+    """The log without the columns that depend on the machine's speed."""
     rows = []
     for row in run_folder.read_record(folder)["log"]:
         rows.append({k: v for k, v in row.items() if k not in ("images_per_second", "seconds")})

@@ -29,7 +29,7 @@ def pip(*arguments):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The installed wheel, made of a copy: setuptools would take what it has built before."""
+    """The installed wheel, built from a copy, because setuptools reuses its earlier builds."""
     home = tmp_path_factory.mktemp("wheel")
     source = home / "source"
     source.mkdir()

@@ -138,7 +138,7 @@ def going_on(run, trained):
 
 
 def put_start_and_epochs(patch, values):
-    """The score of the start is the first of `values`, then those of epochs."""
+    """The first of `values` is the score before training, the others those after each epoch."""
     put_scores(patch, [*values[1:], values[0]])
 
 

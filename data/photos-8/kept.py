@@ -1,10 +1,10 @@
-"""Write `pumalib/kept/<name>`, what a run of the trial trained, from the run's folder.
+"""Write `pumalib/kept/<name>`, the trained weights of a run of the trial, from its folder.
 
     python data/photos-8/kept.py results/photos-8/runs/puma-curricularface-<hash> photos-8-puma
 
-Of the headline rows with a frozen backbone (PUMA, LoRA, linear) the first seed is kept so.  The
-backbone is not inside; the card has the scores of the kept run.  Refused is what is no kept run of
-the profile, has another model than the kept run, or is too large.
+The package has the first seed of the headline rows with a frozen backbone (PUMA, LoRA, linear).
+The backbone's weights are not included; the card has the scores of the kept run.  A folder is
+refused if it is no kept run of the profile, if its model scores differently, or if it is too large.
 """
 
 import sys
@@ -20,7 +20,7 @@ from tools import pages
 
 PROFILE = "photos-8"
 MOST_BYTES = 4 * 2**20
-# By which R@1 may differ from the kept run's: it was embedded on another machine.
+# R@1 may differ this much from the kept run's, which was embedded on another machine.
 TOLERANCE = 0.003
 
 ABOUT = """## Data
@@ -55,7 +55,7 @@ The kept run `{run}` of the profile `{profile}`, then
 `python data/photos-8/kept.py <its folder> {name}`.
 """
 
-# Of models kept later nothing is said.
+# For models in `WHERE` alone; others have no such section.
 ELSEWHERE = """## On other images
 
 It is a model of 128 px. R@1 in % on classes that it did not see, beside the frozen backbone that
@@ -86,16 +86,17 @@ WHERE = {
 
 
 def elsewhere(name: str) -> str:
-    """What is known of a kept model on images of other kinds, or nothing."""
+    """The card's section on other kinds of images; "" for a model that was not measured."""
     if name not in WHERE:
         return ""
     return ELSEWHERE.format(rows=pages.rows_elsewhere(name), where=WHERE[name])
 
 
 def keep(folder: Path, place: Path, profile: str = PROFILE) -> Path:
-    """Write what the run in `folder` trained into `place`; ValueError for what is not to be kept.
+    """Write the trained weights of the run in `folder` into `place`, and return `place`.
 
-    The folder's name is that of a run that is kept in `profile`.
+    The folder has the name of a run that is kept in `profile`.  Raises ValueError if its model
+    scores differently, or is too large.
     """
     record = store.record(folder.name, profile)
     model = pumalib.load(folder)
@@ -121,7 +122,7 @@ def keep(folder: Path, place: Path, profile: str = PROFILE) -> Path:
 
 
 def _require_same_scores(model: embedder.Embedder, record: FinishedRun, folder: Path) -> None:
-    """Raise ValueError unless the model finds what the kept run found."""
+    """Raise ValueError unless the model's R@1 of each dataset is that of the kept run."""
     benchmark = data.load(model.run.data)
     vectors = embedder.embed_rows(model.model, benchmark, benchmark.test, model.run.data)
     table = evaluation.scores(vectors, benchmark.test, (1,)).table(bootstrap=0)

@@ -1,9 +1,9 @@
-"""Writes lists of few images, to try what a few folders of one's own would give.
+"""Writes lists of few images, like those that a user with a few folders would have.
 
     python data/photos-8/make_few.py data/raw/photos-8 <folder>
 
-Of each of three datasets eight classes of 40 images, four to train and four to test; the classes
-are drawn by a seed among those that `split.csv` trains on and that have 40, and so are the images:
+Each list has three datasets with eight classes of 40 images, four to train and four to test.  A
+seed draws classes, among those that `split.csv` trains on and that have 40 images, and images:
 
     choice-<seed>.csv    animals, birds and cars, by which a recipe may be chosen
     check-<seed>.csv     groceries, things and flowers, which choose nothing
@@ -30,7 +30,7 @@ IMAGES = 40
 
 
 def images_of(root: Path, datasets: list[str]) -> pd.DataFrame:
-    """All images of the datasets in those classes that the trial trains on, if they have enough."""
+    """All images of the datasets in classes that the trial trains on and that have enough."""
     listed = pd.read_csv(Path(__file__).with_name("split.csv"))
     of_train = listed["path"][listed["split"] == "train"].str.rpartition("/")[0].unique()
     images = folders.load(root, datasets).images

@@ -11,20 +11,18 @@ so the lists differ in images alone, not in classes:
     split-balanced.csv   8,000: half of them for the four large datasets, half for the four small
     split-reversed.csv   8,000: the large ones have what the small ones had, the small ones theirs
 
-How many images a dataset gives is limited by what it has.  Only cars can give the 3,369 of the
-largest part.  The four large ones are chosen so that the four small ones hold enough images to
-change places with them: 7,609, of 6,732 needed.  Faces have 200 images and flowers 720, which is
-all they give where their part would be more; what is missing is given by the others of their
-four, so that the fours keep their sums.
+No dataset can give more images than it has.  Only cars can give the 3,369 of the largest part.  The
+four large ones are chosen so that the four small ones hold enough images to change places with
+them: 7,609, where 6,732 are needed.  Faces have 200 images and flowers 720; where their part would
+be larger, the other three of their four give the rest, so that each four keeps its sum.
 
-The test images are the same in all three lists: as many of each dataset as of every other, as far
-as it has them, 8,000 together.  So a claim about small datasets does not rest on a few hundred
-queries, and no dataset decides unified accuracy alone.  The paper's test sets are as unequal as its
-training sets.
+The test images are the same in all three lists: 8,000, equally many from each dataset as far as it
+has them.  So a claim about small datasets does not rest on a few hundred queries, and no dataset
+decides unified accuracy alone.  The paper's test sets are as unequal as its training sets.
 
-Within a dataset the images are spread over its classes as evenly as they have them.  Which images
-of a class are taken follows from the SHA-256 of their paths: of two lists the one that has fewer
-images of a class has some of the other's.
+Within a dataset the images are spread over its classes as evenly as possible.  The SHA-256 of
+their paths decides which images of a class are taken: if one list has fewer images of a class than
+another, they are a subset of the other's.
 """
 
 import hashlib
@@ -50,7 +48,7 @@ NO_CLASS = "BACKGROUND_Google"
 def shared_out(total: int, weights: list[float], most: list[int]) -> list[int]:
     """Parts of `total` in proportion to `weights`, none above its `most`.
 
-    What one lacks the others give, in proportion too.
+    If a part reaches its `most`, the others share the rest in proportion to their weights.
     """
     parts = [0.0] * len(weights)
     open_places = list(range(len(weights)))
@@ -69,7 +67,7 @@ def shared_out(total: int, weights: list[float], most: list[int]) -> list[int]:
 
 
 def to_whole(parts: list[float], total: int) -> list[int]:
-    """Whole numbers with the sum `total`: rounded down, then one more for those that lost most."""
+    """Whole numbers with the sum `total`: rounded down, then 1 more for the largest remainders."""
     whole = [int(part) for part in parts]
     by_loss = sorted(range(len(parts)), key=lambda place: whole[place] - parts[place])
     for place in by_loss[: total - sum(whole)]:
@@ -78,7 +76,7 @@ def to_whole(parts: list[float], total: int) -> list[int]:
 
 
 def training_images(most: dict[str, int]) -> dict[str, dict[str, int]]:
-    """By list, how many training images each dataset gives; `most` is what it has."""
+    """Numbers of training images by list and dataset; `most` is the number that a dataset has."""
     paper = sum(PAPER_LARGE) + sum(PAPER_SMALL)
     large = round(IMAGES * sum(PAPER_LARGE) / paper)
     small = IMAGES - large
@@ -90,7 +88,7 @@ def training_images(most: dict[str, int]) -> dict[str, dict[str, int]]:
     as_printed = give(LARGE, large, PAPER_LARGE) | give(SMALL, small, PAPER_SMALL)
     equal = [1, 1, 1, 1]
     balanced = give(LARGE, IMAGES // 2, equal) | give(SMALL, IMAGES // 2, equal)
-    # The order within a four turns round too: what was the largest of all is the smallest.
+    # The order within each four is reversed too: the largest dataset becomes the smallest.
     turned = give(LARGE, small, PAPER_SMALL[::-1]) | give(SMALL, large, PAPER_LARGE[::-1])
     return {"split": as_printed, "split-balanced": balanced, "split-reversed": turned}
 

@@ -10,18 +10,18 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 REMOTE = re.compile(r"(https?:)?//")
-# What a browser loads by itself, and the attribute that says from where.
+# Tags that a browser loads without a click, and the attribute with the address.
 LOADED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
-# Links to these say what a page is and load nothing.
+# A <link> with one of these relations loads nothing.
 ONLY_SAID = {"canonical", "author", "license", "search", "index", "next", "prev"}
 IN_STYLE = re.compile(r"""(?:url\(|@import)\s*["']?((?:https?:)?//[^"')\s]+)""")
 IN_SCRIPT = re.compile(r"""["'`]((?:https?:)?//[^"'`\s]+\.(?:js|mjs|css|woff2?))""")
-# What themes leave beside their scripts, and no page leads to.
+# Files that themes leave with their scripts, and that no page links to.
 UNREAD = {"webpack-macros.html", "sbt-webpack-macros.html"}
 
 
 class Page(HTMLParser):
-    """What a page loads, where it links, and the places in it that can be linked to."""
+    """The addresses that a page loads and links to, and its own anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what a tag loads, links to or is called."""
+        """Collect the addresses and the anchor of a tag."""
         values = {name: value or "" for name, value in attrs}
         self.inside = tag
         self.places |= {values[name] for name in ("id", "name") if name in values}
@@ -44,7 +44,7 @@ class Page(HTMLParser):
             self.links.append(values["href"])
 
     def handle_data(self, data: str) -> None:
-        """Note what a style or a script of the page itself loads."""
+        """Collect the addresses that an inline style or script loads."""
         if self.inside == "style":
             self.loaded += IN_STYLE.findall(data)
         if self.inside == "script":
@@ -56,7 +56,7 @@ class Page(HTMLParser):
 
 
 def problems(site: Path) -> list[str]:
-    """What is wrong with the pages and styles of a folder, a line each."""
+    """A line for each fault in the pages and styles of a folder."""
     read = {}
     for file in sorted(site.rglob("*.html")):
         if file.name in UNREAD:

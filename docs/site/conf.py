@@ -66,13 +66,13 @@ def mathml(formula: str) -> str:
 
 
 def draw_inline(page: HTML5Translator, node: nodes.math) -> None:
-    """Write a formula of a line."""
+    """Write a formula within a line."""
     page.body.append(mathml(f"${node.astext().strip()}$"))
     raise nodes.SkipNode
 
 
 def draw_block(page: HTML5Translator, node: nodes.math_block) -> None:
-    """Write a formula that stands alone, which a narrow screen can scroll."""
+    """Write a displayed formula, which a narrow screen can scroll."""
     page.body.append(f'<div class="formula">{mathml(f"$${node.astext().strip()}$$")}</div>')
     raise nodes.SkipNode
 

@@ -1,10 +1,10 @@
-"""Gather what the site is built of, each page in the folder that it has in the project.
+"""Gather the sources of the site, each page under the path that it has in the project.
 
     python docs/site/gather.py results build build/site
 
-takes the executed notebooks of `results`, the report of `build`, where there is one, and the docs
-pages and modules of the project.  README.md is the home page: its verdict is written from kept runs
-by `python -m tools pages`, as all numbers of the docs are.
+takes the executed notebooks of `results`, the report of `build` if it exists, and the project's
+docs and modules.  README.md is the home page; `python -m tools pages` writes its verdict, like all
+numbers of the docs, from kept runs.
 """
 
 import ast
@@ -30,13 +30,13 @@ FOUND = ["docs/results.md", "docs/questions.md", "docs/protocol.md", "docs/devia
 USE = ["docs/own-images.md", "docs/running.md", "docs/photos.md", "docs/other-profiles.md"]
 OTHERS = ["CHANGELOG.md", "data/mini/README.md"]
 CARDS = "pumalib/kept/*/README.md"
-# The pages that are made here, and that stand for a folder of others.
+# Pages that this script writes, each an overview of other pages.
 REPORT = "report/index.md"
 INDEX = "notebooks/index.ipynb"
 TEMPLATES = "notebooks/templates.md"
 API = "api/index.rst"
 
-# A link or picture of Markdown, "](target)" with what it is shown as, or of HTML, ` src="target"`.
+# A link or picture in Markdown, "[text](target)", or in HTML, ` src="target"`.
 LINK = re.compile(r"(?P<text>!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<target>[^()\s]+)\)")
 PICTURE = re.compile(r'(?<=src=")(?P<target>[^"]+)')
 ELSEWHERE = re.compile(r"[a-z]+:|#")
@@ -78,9 +78,9 @@ def copy_settings(place: "Place") -> None:
 
 
 def list_notebooks(results: Path) -> dict[str, Path]:
-    """The executed notebooks, as `results/photos/03_components.ipynb`, and the file of each.
+    """Files of executed notebooks, by path such as `results/photos/03_components.ipynb`.
 
-    Those of the stage come first, as a link that names no profile leads to them.
+    Notebooks of the profile `stage` come first: a link that names no profile leads to these.
     """
     settings = yaml.safe_load((paths.ROOT / "docs" / "pages.yaml").read_text(encoding="utf-8"))
     folders = sorted(folder for folder in results.iterdir() if folder.is_dir())
@@ -154,7 +154,7 @@ class Place:
 
 
 def with_links(text: str, name: str, place: Place) -> str:
-    """A page's Markdown with its links leading to what is on the site; what they show is copied."""
+    """A page's Markdown with links to the site's pages; files that it links to are copied."""
 
     def linked(found: re.Match) -> str:
         target = found["target"]
@@ -270,7 +270,7 @@ def template(name: str, place: Place) -> str:
 
 
 def _prepare(cell: dict[str, Any], name: str, place: Place) -> None:
-    """Fold a cell's code, and let links of its Markdown lead to what is on the site."""
+    """Fold a cell's code, and make the links of its Markdown lead to the site's pages."""
     if cell["cell_type"] == "markdown":
         text = findings.without_markers(_source(cell))
         cell["source"] = with_links(text, name, place)
@@ -296,7 +296,7 @@ def _source(cell: Mapping[str, Any]) -> str:
 
 
 def write_profiles(place: Place) -> None:
-    """What was found on a profile, with its notebooks below it; and those that are templates."""
+    """Write a page per profile, its findings and notebooks, the templates' page, and the index."""
     for profile in place.profiles:
         name = overview(profile)
         text = f"# Executed on `{profile}`\n"
@@ -315,7 +315,7 @@ def write_profiles(place: Place) -> None:
 
 
 def overview(profile: str) -> str:
-    """The page that stands for a profile's executed notebooks."""
+    """The page with a profile's findings, above its executed notebooks in the contents."""
     return f"docs/findings/{profile}.md"
 
 
@@ -325,7 +325,7 @@ def write_report(report: Path, place: Place) -> None:
     header = yaml.safe_load(source.split("---\n")[1])
     links = []
     for file, label in (("report.html", "Read it as a page"), ("report.pdf", "as a PDF")):
-        # What is in _extra is put beside the built pages.
+        # Sphinx copies files in _extra next to the built pages.
         if (report / file).is_file():
             place.copy(report / file, f"_extra/report/{file}")
             links.append(f'<a href="{file}">{label}</a>')
@@ -364,11 +364,11 @@ def list_rooms() -> list[str]:
 
 
 def _room(room: str) -> str:
-    """A page with a room's own docstrings, then those of its modules."""
+    """A page with the docstrings of a package, and then of its modules."""
     lines = [room, "=" * len(room), "", f".. automodule:: {room}", "   :members:"]
     folder = _file(room).parent
     if _file(room).name == "__init__.py":
-        # What a package takes from its modules is described there.
+        # Names that a package imports from its modules are described with these.
         lines.append("   :ignore-module-all:")
         for file in sorted(folder.glob("[!_]*.py")):
             module = f"{room}.{file.stem}"
@@ -399,9 +399,9 @@ def write_home(place: Place) -> None:
 
 
 def contents(place: Place) -> dict[str, list[str]]:
-    """The pages below home, by caption; those of a profile, and of the API, stand below theirs."""
+    """The pages below home, by caption, without pages that belong to a profile or to the API."""
     findings = [name for name in list_docs() if name.startswith("docs/findings/")]
-    # Those of the profiles with notebooks first; none is left out.
+    # Findings of profiles that have notebooks first, then all others.
     overviews = list(dict.fromkeys([*map(overview, place.profiles), *findings]))
     rest = [name for name in list_docs() if name not in FOUND and name not in findings]
     return {
@@ -428,7 +428,7 @@ def _contents(names: Iterable[str], below: str, caption: str = "") -> str:
 
 
 def _short_title(name: str) -> str:
-    """What the sidebar calls a page whose own title is too long, or too short; else nothing."""
+    """The sidebar's name of a page whose own title is too long or too short; otherwise ""."""
     path = Path(name)
     if path.suffix == ".ipynb" and path.stem != "index":
         return path.stem

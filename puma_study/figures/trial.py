@@ -206,7 +206,7 @@ def _name_datasets(axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyl
 
 
 def _draw_places(axis: Axes, panel: pd.DataFrame, styles: Mapping[str, RowStyle]) -> None:
-    """Draw differences at named places; a line joins those of a stage."""
+    """Draw differences at named places; a line joins the points of a stage."""
     places = list(panel["place"].unique())
     for stage, part in panel.dropna(subset=["points"]).groupby("stage", sort=False):
         own = styles[str(stage)]

@@ -1,10 +1,10 @@
 """The drawn datasets of `mini`: birds, flowers, garments, vehicles, aircraft.
 
-A family is one function of its traits, (n, 1, 1) arrays of levels, that say which class is drawn;
-pose, size, light, surroundings, what stands before it, and whatever else the function draws from
-its canvas differ between two pictures of one class.  Which is which conflicts between families, the
-challenge of Sec. 3.3: plumage alone tells birds apart and paint says nothing of a vehicle; a flower
-may be seen from any side and a garment hangs upright, for the direction of its pattern counts.
+A family is a function of its traits, (n, 1, 1) arrays of levels, which determine the class; pose,
+size, light, surroundings, covering objects and all else that the function draws at random differ
+between pictures of one class.  Families disagree on which properties matter, the challenge of
+Sec. 3.3: plumage alone distinguishes birds, but paint says nothing about a vehicle; a flower may be
+seen from any side, but a garment hangs upright, because the direction of its pattern matters.
 """
 
 import numpy as np

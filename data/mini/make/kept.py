@@ -1,11 +1,11 @@
-"""Write `pumalib/kept/<name>`, a model that comes with the package, from its run.
+"""Write `pumalib/kept/<name>`, a model shipped with the package, from its run.
 
 python -m pumalib train full --profile mini --seed 0
 python data/mini/make/kept.py mini results/mini/runs/full-curricularface-<hash>
 python -m pumalib train puma --profile mini --seed 0
 python data/mini/make/kept.py mini-puma results/mini/runs/puma-curricularface-<hash>
 
-Weights are stored in two bytes each; the card has the scores of what is stored.
+Weights are stored in two bytes each; the card has the scores of these stored weights.
 """
 
 import sys

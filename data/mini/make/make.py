@@ -224,9 +224,9 @@ def _shape(character: str) -> np.ndarray | None:
 
 
 def _glyph_names(chosen: list[str]) -> list[str]:
-    """The words of Unicode's names in at most 24 characters.
+    """Names of characters by Unicode, shortened to at most 24 characters.
 
-    Where two would be one, the code point stands behind.
+    The code point follows a name that was cut, or that another character has.
     """
     names, drop = [], ("LATIN", "LETTER", "SIGN", "WITH", "AND", "SYMBOL")
     for character in chosen:
@@ -256,10 +256,10 @@ def _glyphs(counts, train, rng):
 
 
 def _digits(counts, train, rng):
-    """Class = number of two digits, both handwritten (scikit-learn's real 8 x 8 images).
+    """Class = two-digit number, from two handwritten digits (scikit-learn's 8 x 8 images).
 
-    Half of the written digits is for the training classes, half for the test classes; one may stand
-    in two numbers.
+    One half of the images of digits is for training classes, the other for test classes; an image
+    may occur in two numbers.
     """
     data, words = (
         load_digits(),
@@ -284,9 +284,9 @@ def _digits(counts, train, rng):
 
 
 def _inked(rng, masks, clutter, sharpen=1.0, **view):
-    """What is written, dark on pale paper, seen from somewhere.
+    """Pictures of written `masks`, dark on pale paper, from random viewpoints.
 
-    Other things lie on the page, some on the writing.
+    Other things lie on the paper, some of them on the writing.
     """
     blocks = []
     for block in np.array_split(masks, len(masks) // 64 + 1):

@@ -1,10 +1,9 @@
-"""What the embedded backbones are trained on: fifteen kinds of drawn picture, none of `mini`.
+"""Fifteen families of drawn pictures, none of `mini`, on which the embedded backbones are trained.
 
-A family is one function of its traits, (n, 1, 1) arrays in [0, 1) that say which class is drawn;
-what it draws from the canvas differs between two pictures of one class.  Each class is a random
-point of its family's traits.  No font, no digit and no photograph; none of these families is in a
-dataset of the benchmark (two functions that draw, `rosette` and `pattern`, serve both), and nothing
-of the benchmark is read here.
+A family is a function of its traits, (n, 1, 1) arrays in [0, 1), which determine the class; random
+draws from the canvas differ between pictures of one class.  Each class is a random point of its
+family's traits.  There is no font, digit or photograph; no family is in a dataset of the benchmark
+(though both use the functions `rosette` and `pattern`), and nothing of the benchmark is read here.
 """
 
 import inspect
@@ -17,9 +16,9 @@ FAMILIES = {}  # name -> what paints it, and its number of traits
 
 
 def family(traits=None, bare=False, clutter=4, **pose):
-    """Make a picture of what a function paints: in a scene, with something before it.
+    """Register a painting function as a family: pictures with a scene and partly covered objects.
 
-    A `bare` one paints its own scene.
+    A `bare` function paints its own scene.
     """
 
     def register(paint):
