@@ -95,7 +95,7 @@ def each_row(tables):
 
 def pooled_alone(tables):
     """For every stable row the mean variance of the stable rows."""
-    return _for_stable(tables, lambda own, pooled, freedom: (pooled, len(own) * freedom))
+    return _for_stable(tables, lambda own, pooled, dof: (pooled, len(own) * dof))
 
 
 def moderated(tables):
@@ -103,19 +103,19 @@ def moderated(tables):
     return _for_stable(tables, _moderated)
 
 
-def _moderated(own, pooled, freedom):
+def _moderated(own, pooled, dof):
     logs = np.log(own.clip(lower=1e-9))
-    corrected = logs - special.digamma(freedom / 2) + np.log(freedom / 2)
-    excess = corrected.var(ddof=1) - special.polygamma(1, freedom / 2)
-    prior = np.array([_prior_freedom(one) for one in excess])
+    corrected = logs - special.digamma(dof / 2) + np.log(dof / 2)
+    excess = corrected.var(ddof=1) - special.polygamma(1, dof / 2)
+    prior = np.array([_prior_dof(one) for one in excess])
     shift = special.digamma(prior / 2) - np.log(prior / 2)
     scale = np.exp(corrected.mean() + shift)
-    variance = (prior * scale + freedom * own) / (prior + freedom)
-    together = np.minimum(prior + freedom, len(own) * freedom)
+    variance = (prior * scale + dof * own) / (prior + dof)
+    together = np.minimum(prior + dof, len(own) * dof)
     return variance, pd.Series(together, own.columns)
 
 
-def _prior_freedom(excess):
+def _prior_dof(excess):
     """The degrees of freedom d with trigamma(d / 2) = excess; at most 200, also without excess."""
     many = np.linspace(0.5, 200, 4000)
     return many[np.argmin(np.abs(special.polygamma(1, many / 2) - max(excess, 0)))]
@@ -127,8 +127,8 @@ def _for_stable(tables, rule):
     most = max(spread.dof[COLUMN] for spread in chosen.values())
     stable = [row for row, spread in chosen.items() if spread.dof[COLUMN] == most]
     own = pd.DataFrame([tables[row].var(ddof=1) for row in stable], stable)
-    freedom = len(next(iter(tables.values()))) - 1
-    variance, together = rule(own, own.mean(), freedom)
+    dof = len(next(iter(tables.values()))) - 1
+    variance, together = rule(own, own.mean(), dof)
     spreads = dict(chosen)
     for row in stable:
         mine = variance.loc[row] if isinstance(variance, pd.DataFrame) else variance
