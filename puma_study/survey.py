@@ -128,7 +128,7 @@ class Heads(NamedTuple):
         shape = (self.classes, self.images, self.recipe.repeat_images)
         step = 0
         while True:
-            for batch in batches.class_batches(labels, *shape, seed, epoch=step):
+            for batch in batches.class_batches(labels.tolist(), *shape, seed, epoch=step):
                 yield step
                 if step == self.steps:
                     return
@@ -140,7 +140,7 @@ class Heads(NamedTuple):
     def probes(self, labels: Tensor, epoch: int, *, repeat_images: bool) -> list[np.ndarray]:
         """Batches to measure on, the same for all seeds and steps: positions in `labels`."""
         shape = (self.classes, self.images, repeat_images)
-        return batches.class_batches(labels, *shape, seed=10**6, epoch=epoch)
+        return batches.class_batches(labels.tolist(), *shape, seed=10**6, epoch=epoch)
 
     def about(self) -> dict[str, Any]:
         """All that changes what is measured of heads, for the name of its derived table."""
