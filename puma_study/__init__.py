@@ -2,13 +2,13 @@
 
 Read `rows` first, whose `run_all` trains what is missing.  `store` keeps finished runs, a `record`
 each, and `runs` lists them; `contrasts` compares rows of them, with the `groups` of their classes
-if asked, and `results` and `show` make tables.  `printed` has the paper's numbers, `claims` what
-they and kept runs say of its claims and the survey's, `measures` what is no accuracy, and
-`verdicts` the scorecard.  `planning` and `notebooks` say and do what a notebook would train, and
-`needs` what of a GPU; `one_run` is a run by itself, `search` finds settings by method and rates by
-loss, `analysis` looks into trained models, `scale` counts what a loss costs, `survey` has what the
-notebooks on the survey's losses share, and `findings` shows at the top of a notebook what was
-found.
+if asked, and `results` and `show` make tables, which the `cells` of notebooks write.  `printed` has
+the paper's numbers, `claims` what they and kept runs say of its claims and the survey's, `measures`
+what is no accuracy, and `verdicts` the scorecard.  `planning` and `notebooks` say and do what a
+notebook would train, and `needs` what of a GPU; `one_run` is a run by itself, `search` finds
+settings by method and rates by loss, `analysis` looks into trained models, `scale` counts what a
+loss costs, `survey` has what the notebooks on the survey's losses share, and `findings` shows at
+the top of a notebook what was found.
 
 It needs the checkout.  Notebooks `import puma_study as study`: these names come when they are first
 asked for, so that `--help` imports nothing that takes time.
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from . import groups as groups
     from . import printed as printed
     from . import store as store
+    from .cells import begin as begin
+    from .cells import chosen as chosen
+    from .cells import save_table as save_table
+    from .cells import show_figure as show_figure
     from .findings import found as found
     from .planning import plan as plan
     from .results import Results as Results
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 
 # Functions and classes, by the module they are in.
 _HOMES = {
+    "cells": ["begin", "chosen", "save_table", "show_figure"],
     "findings": ["found"],
     "planning": ["plan"],
     "results": ["Results", "collect"],

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,6 +111,8 @@ class Results:
         return Markdown(text)
 
     def _levels(self, profile: Profile) -> str:
+        from .figures import shown  # the commands do without matplotlib
+
         part = self.tidy.query("metric == 'R@1' and dataset == 'harmonic'")
         part = part.sort_values("value", ascending=False)
         named = [part["row"].iloc[0], claims.FROZEN]
@@ -119,7 +120,7 @@ class Results:
         levels = []
         for line in part[part["row"].isin(named)].itertuples():
             numbers = with_interval(100 * line.value, 100 * line.low, 100 * line.high)
-            levels.append(f"{line.row} {numbers}")
+            levels.append(f"{shown(line.row)} {numbers}")
         seeds = " to ".join(str(count) for count in sorted(set(part["seeds"])))
         return (
             f"**On `{profile.name}`** (seeds: {seeds}), harmonic R@1, the highest first: "
@@ -127,10 +128,13 @@ class Results:
         )
 
     def _pairs(self, pairs: Iterable[tuple[str, str]]) -> str:
+        from .figures import shown  # the commands do without matplotlib
+
         gains = []
         for line in self.differences(pairs, columns=["harmonic"]).itertuples():
+            row, _, other = line.difference.partition(" over ")
             numbers = with_interval(line.points, line.low, line.high, sign="+")
-            gains.append(f"{line.difference} {numbers}")
+            gains.append(f"{shown(row)} over {shown(other)} {numbers}")
         if not gains:
             return ""
         return f"In pairs: {'; '.join(gains)}."
@@ -171,12 +175,17 @@ class Results:
             return table
         return table.dropna(axis=1, how="all")
 
-    def save(self, name: str) -> Path:
-        """Write the tidy table to `results/<profile>/<name>.csv`."""
+    def save(self, name: str) -> None:
+        """Write the tidy table to `results/<profile>/<name>.csv`, and print where.
+
+        ValueError: a score is no finite number.
+        """
+        if not np.isfinite(self.tidy["value"]).all():
+            raise ValueError(f"{name}.csv: a score is no finite number")
         file = paths.RESULTS / self.profile / f"{name}.csv"
         with paths.written_whole(file) as temporary:
             self.tidy.to_csv(temporary, index=False, float_format="%.6f")
-        return file
+        print("table", paths.shown(file))
 
 
 def _printed_gain(printed: pd.DataFrame, row: str, other: str, name: str) -> float:

@@ -24,9 +24,9 @@ TAGS = {1: "b", 2: "u"}
 def marked(table: pd.DataFrame, values: pd.DataFrame) -> "Styler":
     """`table` styled for display: the best of each column bold, the second underlined.
 
-    `values` has the columns to rank, as fractions; the ranks count its rows that `table` lacks too.
-    Brackets go below their number.  HTML tags do all this, because GitHub drops styles, as does
-    JupyterLab in notebooks that it does not trust.
+    Rows and columns are called as in figures.  `values` has the columns to rank, as fractions; the
+    ranks count its rows that `table` lacks too.  Brackets go below their number.  HTML tags do all
+    this, because GitHub drops styles, as does JupyterLab in notebooks that it does not trust.
     """
     texts = table.map(_text).astype(str)
     places = (100 * values).round(1).rank(method="dense", ascending=False).reindex(table.index)
@@ -34,9 +34,8 @@ def marked(table: pd.DataFrame, values: pd.DataFrame) -> "Styler":
         for place, tag in TAGS.items():
             tagged = texts[name].map(lambda text, tag=tag: _tagged(text, tag))
             texts[name] = texts[name].where(places[name] != place, tagged)
-    shown = texts.style.set_table_styles([PADDING])
-    # Headings may be names of folders, with any characters.
-    return shown.format_index(escape="html", axis=0).format_index(escape="html", axis=1)
+    styled = texts.style.set_table_styles([PADDING])
+    return styled.format_index(_heading, axis=0).format_index(_heading, axis=1)
 
 
 def with_interval(value: float, low: float, high: float, *, sign: str = "", digits: int = 1) -> str:
@@ -49,6 +48,13 @@ def plain(name: str) -> str:
     """A dataset's name escaped for Markdown: without tags, line breaks or formatting."""
     in_one_line = " ".join(name.split())
     return MARKS.sub(r"\\\g<0>", html.escape(in_one_line, quote=False))
+
+
+def _heading(name: Any) -> str:
+    """What figures call a row or a column, as HTML: names of folders are headings too."""
+    from .figures import shown  # the commands do without matplotlib
+
+    return html.escape(shown(name))
 
 
 def _text(cell: Any) -> str:

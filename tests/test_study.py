@@ -88,7 +88,12 @@ def test_a_table_is_saved_as_it_stands(results):
         "profile",
         "device",
     ]
-    assert list(pd.read_csv(results.save("table")).columns) == columns
+    results.save("table")
+    saved = paths.RESULTS / results.profile / "table.csv"
+    assert list(pd.read_csv(saved).columns) == columns
+    of_nothing = replace(results, tidy=results.tidy.assign(value=np.nan))
+    with pytest.raises(ValueError, match="table.csv: a score is no finite number"):
+        of_nothing.save("table")
 
 
 def test_kept_runs_are_taken_without_folders_and_changed_ones_are_trained(

@@ -169,11 +169,16 @@ UNSEEN = "\u200b"
 
 
 def shown(name: object) -> str:
-    """The name to show for `name`.
+    """The name to show for `name`; for a method and a loss as "full, ms" the names of both.
 
     Matplotlib leaves names with a leading underscore out of legends: `UNSEEN` is put before it.
     """
-    text = NAMES.get(str(name), str(name))
+    text = str(name)
+    method, _, loss = text.partition(", ")
+    if text in NAMES:
+        text = NAMES[text]
+    elif method in NAMES and loss in NAMES:
+        text = f"{NAMES[method]}, {NAMES[loss]}"
     if text.startswith("_"):
         return UNSEEN + text
     return text

@@ -1,0 +1,50 @@
+"""What cells of notebooks have in common."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+import puma_study as study
+from pumalib import config, paths
+
+KNOWN = ["frozen", "full", "puma"]
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    return tmp_path
+
+
+def test_a_notebook_begins_with_its_profile_and_its_folder(results, capsys):
+    profile, out = study.begin("smoke", {"epochs": 3})
+    assert profile == config.profile("smoke", epochs=3)
+    assert out == results / "smoke"
+    assert capsys.readouterr().out.startswith("torch ")
+
+
+def test_rows_are_those_asked_for_a_few_in_smoke_or_all():
+    smoke, mini = config.profile("smoke"), config.profile("mini")
+    assert study.chosen("row", None, KNOWN, mini, smoke=["puma"]) == KNOWN
+    assert study.chosen("row", None, KNOWN, smoke, smoke=["puma"]) == ["puma"]
+    assert study.chosen("row", ["full"], KNOWN, smoke, smoke=["puma"]) == ["full"]
+    with pytest.raises(ValueError, match="unknown row 'ful'; known: frozen, full, puma"):
+        study.chosen("row", ["ful"], KNOWN, mini, smoke=["puma"])
+
+
+def test_a_table_is_written_and_named(results, capsys):
+    table = pd.DataFrame({"x": [1 / 3]}, index=["a"])
+    study.save_table(table, results / "plain.csv", "%.2f")
+    study.save_table(table, results / "named.csv", index=True)
+    assert (results / "plain.csv").read_text() == "x\n0.33\n"
+    assert (results / "named.csv").read_text() == ",x\na,0.3333333333333333\n"
+    assert capsys.readouterr().out.count("table ") == 2
+
+
+def test_a_figure_is_written_and_shown(results, monkeypatch):
+    seen = []
+    monkeypatch.setattr("IPython.display.display", seen.append)
+    figure = plt.figure()
+    study.show_figure(figure, results / "figure.png")
+    assert seen == [figure]
+    assert (results / "figure.png").is_file()
