@@ -3,13 +3,17 @@
 Bytes are counted from tensors, not read from the process, so they are equal on every machine.
 """
 
+import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from pumalib.data import batches
 from pumalib.losses.base import Loss
 
 # A weight, its gradient, and AdamW's two moments.
@@ -95,3 +99,78 @@ def share_of_pairs(loss: Loss, x: Tensor, labels: Tensor) -> float:
         value = pairs(cosines, itself.float(), same & ~itself, ~same)
         (gradient,) = torch.autograd.grad(value, cosines)
     return float((gradient[~itself] != 0).float().mean())
+
+
+class Spent(NamedTuple):
+    """What a training has cost until a step: CPU seconds, those of the loss among them.
+
+    `images` were seen; `pairs` is the mean of `share_of_pairs`, NaN before the first step.
+    """
+
+    step: int
+    seconds: float
+    seconds_of_loss: float
+    images: int
+    pairs: float
+
+
+def timed_training(
+    model: nn.Module,
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    shape: tuple[int, int, bool],
+    seed: int,
+    steps: int,
+) -> Iterator[Spent]:
+    """Train on `images` (n, 3, size, size), and say before each step, and at the end, what it cost.
+
+    `shape` of a batch is its classes, images of each, and whether an image may stand in it twice.
+    """
+    seconds = 0.0
+    seconds_of_loss = 0.0
+    asked: list[float] = []
+    classes, of_each, _ = shape
+    for step in range(steps + 1):
+        pairs = float(np.mean(asked)) if asked else float("nan")
+        yield Spent(step, seconds, seconds_of_loss, step * classes * of_each, pairs)
+        if step == steps:
+            break
+        batch, *_ = batches.class_batches(labels, *shape, seed, epoch=step)
+        begin = time.process_time()
+        x = model(images[batch])
+        begin_of_loss = time.process_time()
+        value = loss(x, labels[batch])
+        seconds_of_loss += time.process_time() - begin_of_loss
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        seconds += time.process_time() - begin
+        asked.append(share_of_pairs(loss, x, labels[batch]))
+
+
+def in_turns(
+    steps: Mapping[str, Callable[[], None]], turns: int, times: Mapping[str, int]
+) -> pd.DataFrame:
+    """CPU milliseconds of steps, by turns that alternate between them: a line per step and turn.
+
+    A turn more warms up.  In a turn a step is taken as often as `times` says, once where it says
+    nothing, and its mean counts.
+    """
+    lines = []
+    for turn in range(turns + 1):
+        for name, step in steps.items():
+            count = times.get(name, 1)
+            begin = time.process_time()
+            for _ in range(count):
+                step()
+            spent = 1000 * (time.process_time() - begin) / count
+            lines.append({"step": name, "turn": turn, "milliseconds": spent})
+    table = pd.DataFrame(lines)
+    machine = platform.processor() or platform.machine()
+    after_first = table[table["turn"] > 0]
+    return after_first.assign(
+        machine=machine, torch=torch.__version__, threads=torch.get_num_threads()
+    )

@@ -73,3 +73,33 @@ def test_pairs_that_a_hinge_leaves_alone_have_no_gradient():
     loud = losses.make("contrastive", neg_margin=1.5)
     assert scale.share_of_pairs(loud, x, labels) == pytest.approx(10 / 12)
     assert math.isnan(scale.share_of_pairs(losses.make("proxyanchor", 2, 3), x, labels))
+
+
+def test_a_training_says_what_it_cost_before_each_step():
+    images = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(12) // 4
+    model = torch.nn.Linear(3, 2)
+    at_first = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = losses.make("contrastive", neg_margin=1.5)
+    told = []
+    moved = []
+    options = {"shape": (2, 3, False), "seed": 0, "steps": 2}
+    for spent in scale.timed_training(model, loss, optimizer, images, labels, **options):
+        told.append(spent)
+        moved.append(not torch.equal(model.weight, at_first))
+    assert [spent.step for spent in told] == [0, 1, 2]
+    assert [spent.images for spent in told] == [0, 6, 12]
+    assert moved == [False, True, True]
+    assert told[0].seconds == 0 and math.isnan(told[0].pairs)
+    assert 0 < told[2].seconds_of_loss < told[2].seconds
+    assert 0 <= told[2].pairs <= 1
+
+
+def test_steps_take_turns_of_which_the_first_warms_up():
+    taken = []
+    steps = {"a": lambda: taken.append("a"), "b": lambda: taken.append("b")}
+    table = scale.in_turns(steps, turns=2, times={"b": 2})
+    assert "".join(taken) == "abb" * 3
+    assert list(zip(table["step"], table["turn"])) == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+    assert (table["milliseconds"] >= 0).all()

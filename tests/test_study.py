@@ -17,7 +17,7 @@ import torch
 from kept_runs import add_failed
 
 import puma_study as study
-from puma_study import analysis, needs, runs, store
+from puma_study import analysis, figures, needs, runs, store
 from puma_study import results as kept_results
 from pumalib import config, data, evaluation, paths, training
 from pumalib.training import run_folder
@@ -413,6 +413,14 @@ def test_a_table_is_shown_with_its_best_marked(results):
     assert study.marked(table[:0], values).data.empty
 
 
+def test_a_table_calls_its_rows_as_figures_do():
+    table = pd.DataFrame({"cars_196": [70.0, 60.0]}, index=["full", "prompt-pool"])
+    html = study.marked(table, table / 100).to_html()
+    assert all(name in html for name in ("Full fine-tuning", "Prompt pool", ">cars<"))
+    assert "cars_196" not in html
+    assert figures.shown("full, npair") == "Full fine-tuning, N-pair"
+
+
 def test_names_of_folders_are_no_tags_where_they_are_shown():
     name = "<img src=x onerror=alert(1)>"
     table = pd.DataFrame({name: ["71.2 [70.1, 72.3]", name]}, index=[name, "Linear"])
@@ -459,7 +467,8 @@ def test_a_headline_of_smoke_says_that_it_means_nothing(results):
 def test_a_headline_has_the_best_row_and_pairs(results):
     told = results.headline(PROFILE, pairs=[("PUMA", "Linear")]).data
     harmonic = results.wide()["harmonic"]
-    assert f"{harmonic.idxmax()} {100 * harmonic.max():.1f} [" in told.split(";")[0]
+    best = figures.shown(harmonic.idxmax())
+    assert f"{best} {100 * harmonic.max():.1f} [" in told.split(";")[0]
     gain = results.difference("PUMA", "Linear").at["harmonic", "value"]
     assert f"PUMA over Linear {100 * gain:+.1f} [" in told
 
