@@ -138,7 +138,7 @@ def timed_training(
         yield Spent(step, seconds, seconds_of_loss, step * classes * of_each, pairs)
         if step == steps:
             break
-        batch, *_ = batches.class_batches(labels, *shape, seed, epoch=step)
+        batch, *_ = batches.class_batches(labels.tolist(), *shape, seed, epoch=step)
         begin = time.process_time()
         x = model(images[batch])
         begin_of_loss = time.process_time()
