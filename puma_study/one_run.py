@@ -1,4 +1,4 @@
-"""One run by itself (`python -m puma_study runs train`): a new one, or a kept one again."""
+"""Train one run (`python -m puma_study runs train`): a new one, or a kept one again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class Report:
 
 
 def is_kept(name: str, profile: str) -> bool:
-    """Whether `name` is that of a kept run; raises `store.Failed` where that run failed."""
+    """Whether a run of this name is kept; raises `store.Failed` if it failed."""
     store.require_none_failed([name], profile)
     return name in store.read(profile)
 
@@ -47,7 +47,7 @@ def train_new(run: Run, profile: str) -> Report | None:
 
 
 def train_again(name: str, profile: str) -> Report | None:
-    """Train the model of a kept run again, and compare its numbers with those that are kept.
+    """Train a kept run again, and compare its numbers with the kept ones.
 
     Other numbers are kept beside them.  None and errors as of `train_new`.
     """
@@ -86,7 +86,7 @@ def _verdict(kept: FinishedRun, again: FinishedRun, seeds: pd.DataFrame) -> str:
 
 
 def _largest_difference(kept: FinishedRun, again: FinishedRun) -> str:
-    """The number of the table that is farthest from what was kept."""
+    """The largest difference between the new table and the kept one."""
     apart = (again.scores() - kept.scores()).abs()
     bounds = [name for name in apart if name.endswith(("_low", "_high"))]
     apart = apart.drop(columns=bounds).stack()
@@ -95,7 +95,7 @@ def _largest_difference(kept: FinishedRun, again: FinishedRun) -> str:
 
 
 def _other_hits(kept: FinishedRun, again: FinishedRun, seeds: pd.DataFrame) -> str:
-    """How many queries find otherwise, where most do, and what that is beside other seeds."""
+    """The number of queries whose hit changed, by dataset, and the spread of kept seeds."""
     before = kept.hits()
     now = again.hits()
     if before.keys() != now.keys():

@@ -1,4 +1,4 @@
-"""What is kept of a run: the record of a finished run, of an ensemble, or of a run that failed.
+"""Records of runs: of a finished run, an ensemble, or a failed run.
 
 A line of a file of kept runs is a record in JSON: the run's name, its settings `run` (an ensemble
 has `members`), its numbers, and a digest of all that.  A run that failed, as its loss was not
@@ -118,10 +118,10 @@ class Row(_InOrder):
 
 
 class Environment(_InOrder):
-    """On what a run was trained: versions, the device, digests of data and weights."""
+    """The versions, the device, and the digests of data and weights of a training."""
 
     device: Annotated[str, AfterValidator(_printable)]
-    # A digest of its images, and of those that are held out where they choose the epoch.
+    # Digests of its images, and of the held-out ones if they choose the epoch.
     data: str = ""
     held_out: str = ""
 
@@ -146,7 +146,7 @@ class Record(_InOrder):
             return cls.model_validate(content)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-        # Outside of the `except`: pydantic's own words are no part of what is shown.
+        # Outside of the `except`, so that pydantic's own message is not shown too.
         raise ValueError(_complaint(first))
 
     @classmethod
@@ -161,7 +161,7 @@ class Record(_InOrder):
             raise ValueError(str(error)) from error
 
     def content(self) -> dict[str, Any]:
-        """What its line holds, but for the digest."""
+        """The content of its line, without the digest."""
         return self.model_dump()
 
     def line(self) -> str:
@@ -212,7 +212,7 @@ class FinishedRun(Record):
 
     @classmethod
     def rounded(cls, content: dict[str, Any]) -> Self:
-        """A record of this content with its name first and 8 digits of every number.
+        """A record of this content, its name first and its numbers rounded to 8 digits.
 
         The settings stay as they are.  ValueError as of `of`.
         """
@@ -260,7 +260,7 @@ class FinishedRun(Record):
         return {dataset: hit.astype(float) for dataset, hit in bits.items()}
 
     def classes(self) -> dict[str, np.ndarray]:
-        """A number for the class of every query: (queries,) as of `hits`."""
+        """The number of every query's class: (queries,) by dataset, like `hits`."""
         bits = self._unpacked("classes", self.packed_classes)
         return {dataset: is_first.astype(float).cumsum() for dataset, is_first in bits.items()}
 
@@ -302,7 +302,7 @@ def _without_bounds(record: FinishedRun) -> list[dict[str, Any]]:
 
 
 def _check_table(record: FinishedRun) -> None:
-    """Raise ValueError unless hits and classes are those of the table's rows, and give its R@1."""
+    """Raise ValueError unless hits and classes fit the table's rows and give its R@1."""
     names = [row.dataset for row in record.table]
     for name in names:
         if names.count(name) > 1:
@@ -314,7 +314,7 @@ def _check_table(record: FinishedRun) -> None:
     hits = record._unpacked("hits", record.packed_hits)
     classes = record._unpacked("classes", record.packed_classes)
     for key, parts in {"hits": hits, "classes": classes}.items():
-        # The harmonic mean is that of the datasets, and has none of its own.
+        # The harmonic mean follows from the datasets, and has no queries of its own.
         without = record.queries.keys() - parts.keys() - {"harmonic"}
         if without:
             raise ValueError(f"its {key!r} lack those of {min(without)!r}")
@@ -338,7 +338,7 @@ def _check_close(record: FinishedRun, dataset: str, expected: float, by: str) ->
 
 
 def check_name_of(record: FinishedRun) -> None:
-    """Raise ValueError where the name of a finished run does not follow from what it is.
+    """Raise ValueError unless the name of a finished run follows from its settings and data.
 
     Where images were drawn by the seed, or weights or texts are files that may be other ones here,
     its hash cannot be made again: `rows.run_all` and `runs verify` look at those.

@@ -33,7 +33,7 @@ COLUMNS = [
     "seconds",
     "device",
 ]
-# Those of them, and others, that a training gives.
+# Columns that a training gives, not the settings.
 RESULTS = [
     "trainable",
     "unified",
@@ -43,7 +43,7 @@ RESULTS = [
     "images_per_second",
     "open_loss",
 ]
-# Settings that stand under another name, or change no number.
+# Settings that another column shows, or that change no number.
 UNSHOWN = ["method.name", "training.epochs", "data.root", "data.split"]
 UNSHOWN += [f"training.{name}" for name in NOT_IN_IDENTITY]
 # Settings that are asked first whether they tell lines apart.
@@ -69,7 +69,7 @@ def run_of(name: str, profile: str | Path) -> Run:
 
 
 def list_runs(profile: str | None = None) -> pd.DataFrame:
-    """A row per kept run of a profile (None: of all), indexed by its name.
+    """A row per kept run of a profile (None: all profiles), indexed by its name.
 
     Columns: `ALWAYS`, unified and harmonic being R@1 in percent, and each setting under its dotted
     name, as `training.lr`.  `open_loss` is that of `training.loop.open_loss`, NaN of runs from
@@ -90,7 +90,7 @@ def profiles_of(name: str) -> list[str]:
 
 def shown_columns(table: pd.DataFrame) -> list[str]:
     """`COLUMNS`, and those settings without which two lines of `list_runs` would look alike."""
-    # A setting of None is a value as any other.
+    # A setting of None is a value like any other.
     texts = table.astype(object).map(str)
     identity = [name for name in COLUMNS if name not in RESULTS]
     others = [name for name in table if name not in (*COLUMNS, *RESULTS) and name not in UNSHOWN]
@@ -119,7 +119,7 @@ def select(table: pd.DataFrame, query: str) -> pd.DataFrame:
     return found
 
 
-# What a name in backticks may hold, and what a query may be made of.
+# The characters of a name in backticks, and the syntax that a query may use.
 _QUOTED = re.compile(r"`([^`]*)`")
 _PLAIN = re.compile(r"[\w. +-]+")
 _COMPARISON = (
@@ -157,7 +157,7 @@ def _require_comparison(query: str) -> None:
 
 
 def list_failures(profile: str | None = None) -> pd.DataFrame:
-    """A row per run that failed, as of `list_runs`: the columns of results are empty.
+    """A row per failed run, with the columns of `list_runs`; its results are empty.
 
     `where` and `what` say what happened.
     """
@@ -186,7 +186,7 @@ def _homes(profile: str | None) -> list[Path]:
 
 
 def _kept_homes(profile: str | None) -> list[Path]:
-    """Those of `_homes`; ValueError where a profile is named of which nothing is kept."""
+    """The folders of `_homes`; ValueError if nothing is kept in the named profile."""
     homes = _homes(profile)
     if profile is not None and not homes:
         known = ", ".join(home.name for home in _homes(None))
@@ -195,7 +195,7 @@ def _kept_homes(profile: str | None) -> list[Path]:
 
 
 def _settings_of(kept: FinishedRun, records: Mapping[str, FinishedRun]) -> dict[str, Any]:
-    """The settings of a run, of an ensemble those of its first member if that is kept."""
+    """The settings of a run, or of the first member of an ensemble if that is kept."""
     if kept.members is not None:
         first = records.get(kept.members[0])
         if first is None:
@@ -221,7 +221,7 @@ def _summary(profile: str, kept: FinishedRun) -> dict[str, Any]:
 
 
 def find(label: str) -> tuple[str, str]:
-    """(name, profile) of the one run called `name` or `profile/name`, also if it is unfinished.
+    """(name, profile) of the only run called `name` or `profile/name`, finished or not.
 
     A damaged line goes by its own name, as `runs verify` prints it.  Raises ValueError where there
     is none, or several.
@@ -263,13 +263,13 @@ def _remove_folder(place: Path) -> None:
         place.unlink()
     elif place.is_dir():
         with FileLock(place / run_folder.LOCK).acquire(timeout=0):
-            # First, since what is half removed must not look finished.
+            # First: a half-removed run must not look finished.
             (place / run_folder.FINISHED).unlink(missing_ok=True)
             shutil.rmtree(place)
 
 
 def compare(first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The settings in which two runs differ; and R@1 of both, and of the second minus the first.
+    """The settings in which two runs differ; and R@1 of both with their difference.
 
     R@1 is in percent.  The runs are paired query by query, whatever their seeds.
     """
@@ -291,7 +291,7 @@ def _compared_settings(name: str, profile: str) -> pd.Series:
 
 
 def problems(profile: str | None = None) -> Iterator[str]:
-    """What is wrong with kept runs, each with what to do.
+    """The problems of kept runs, each with its remedy.
 
     That is: damaged lines, lines of one run with different numbers, names that today's data,
     weights or code would not give, lost members, and models that do not load.  ValueError where
@@ -320,7 +320,7 @@ def problems(profile: str | None = None) -> Iterator[str]:
 
 
 def _problems_of_failed(home: Path) -> Iterator[str]:
-    """What is wrong with the lines of runs that failed, each with the name of its run."""
+    """The problems of the lines of failed runs, each with the name of its run."""
     kept = store.read(home)
     for line in store.lines(home, store.FAILED):
         if line.record is None:
@@ -341,7 +341,7 @@ def _damage(line: store.Line) -> str:
 
 
 def _problem(kept: FinishedRun, home: Path) -> str:
-    """What is wrong with a kept run, an empty text if nothing is."""
+    """The problem of a kept run, or an empty text."""
     try:
         lost = _lost_members(kept, home)
         if lost:
@@ -360,14 +360,14 @@ def _lost_members(kept: FinishedRun, home: Path) -> str:
 
 
 def _load_model(name: str, home: Path) -> None:
-    """Load the model, if there is one: what is wrong with it is raised."""
+    """Load the model, if there is one; raises an error if it is damaged."""
     folder = store.folder(name, home)
     if (folder / store.MODEL).is_file():
         models.load_model(folder)
 
 
 def _outdated(kept: FinishedRun | FailedRun) -> str:
-    """What the run would be called today, an empty text if that is its name."""
+    """The name that the run would have today if it is another one, or an empty text."""
     if isinstance(kept, FinishedRun) and kept.members:
         today = run_folder.ensemble_name(kept.members)
     else:

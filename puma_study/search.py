@@ -27,7 +27,7 @@ SERIES = (3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 
 
 def require_neighbours(rates: tuple[float, ...]) -> None:
-    """Raise ValueError where rates do not stand side by side in the series."""
+    """Raise ValueError unless the rates are neighbours in the series."""
     count = len(rates)
     neighbours = [SERIES[start : start + count] for start in range(len(SERIES))]
     if not rates or rates not in neighbours:
@@ -37,11 +37,11 @@ def require_neighbours(rates: tuple[float, ...]) -> None:
 
 
 def _missing(trials: Iterable[Any], scores: Mapping[Any, float]) -> list[Any]:
-    """Those of the trials whose scores are not known, each once."""
+    """The trials without a known score, each once."""
     return [trial for trial in dict.fromkeys(trials) if trial not in scores]
 
 
-# ---- one search, whatever its grid
+# ---- one search for both grids
 
 
 class Trial(Protocol):
@@ -56,7 +56,7 @@ AnyTrial = TypeVar("AnyTrial", bound=Trial)
 
 
 class Grid(Protocol[AnyTrial]):
-    """What is searched.  Scores are harmonic R@1 as fractions; 0 where the loss was not finite."""
+    """A grid to search.  Scores are harmonic R@1 as fractions; 0 where the loss was not finite."""
 
     @property
     def columns(self) -> list[str]:
@@ -72,10 +72,10 @@ class Grid(Protocol[AnyTrial]):
         """A trial in words, without its seed."""
 
     def described(self, trial: AnyTrial, run: Run) -> dict[str, Any]:
-        """What the `table` says of a trial besides its scores."""
+        """The columns of the `table` that describe a trial."""
 
     def decisive(self, scores: Mapping[AnyTrial, float]) -> list[AnyTrial]:
-        """The trials on which what is chosen rests."""
+        """The trials that decide the choice."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def replay(grid: Grid[AnyTrial], profile: Profile) -> Progress[AnyTrial]:
 
 
 def train(grid: Grid[AnyTrial], trials: Iterable[AnyTrial], profile: Profile) -> None:
-    """Train what a search waits for; that a loss was not finite is kept, and counts as 0."""
+    """Train the missing trials of a search; one whose loss is not finite is kept and scores 0."""
     by_seed: dict[int, dict[str, Run]] = {}
     for trial in trials:
         by_seed.setdefault(trial.seed, {})[grid.label(trial)] = grid.run_for(trial, profile)
@@ -125,11 +125,11 @@ def train(grid: Grid[AnyTrial], trials: Iterable[AnyTrial], profile: Profile) ->
 
 
 def table(grid: Grid[AnyTrial], progress: Progress[AnyTrial], profile: Profile) -> pd.DataFrame:
-    """A line per trial: what it is, harmonic and unified R@1 as fractions, run, and what is chosen.
+    """A row per trial: its settings, harmonic and unified R@1 as fractions, run, and `chosen`.
 
-    `chosen` is true for the trials on which the choice rests.  A loss that was not finite has
-    harmonic 0 and no unified.  `open_loss`, where a grid has that column, is that of
-    `training.loop.open_loss`, NaN of runs from before it was kept.
+    `chosen` is true for the trials that decide the choice.  A loss that was not finite has harmonic
+    0 and no unified.  `open_loss`, where a grid has that column, is the loss in evaluation mode
+    (`training.loop.open_loss`), NaN for older runs.
     """
     kept = store.read(profile.name)
     decisive = grid.decisive(progress.scores)
@@ -200,7 +200,7 @@ OF_MIRRORING = ("full", "puma", "lora", "linear")
 OF_LENGTH = ("full", "puma")
 # Differences in harmonic R@1 that count: 0.5 points.
 NOTABLE = 0.005
-# Times the profile's epochs: the length check's, and those whose gains show convergence.
+# Multiples of the profile's epochs: for the length check, and for the convergence check.
 LONGER = 2
 DOUBLINGS = (2, 4, 8)
 LONGEST = 16
@@ -330,7 +330,7 @@ class MethodGrid:
         return found
 
     def chosen(self, scores: MethodScores) -> dict[str, Setting]:
-        """Each row's setting in the end: that of the longer trials where these moved a rate."""
+        """Each row's final setting: from the longer trials where they moved a rate."""
         found = self.searched(scores)
         if len(found) < len(self.rows) or not self.length_moves(scores):
             return found
@@ -341,7 +341,7 @@ class MethodGrid:
         return found
 
     def length_moves(self, scores: MethodScores) -> list[str]:
-        """Of the rows that are run longer first, those whose best rate is another one then."""
+        """The rows of `OF_LENGTH` whose best rate changes when they are trained longer."""
         moved = []
         for row, setting in self.searched(scores).items():
             longer = _best_longer(row, setting, scores)
@@ -390,7 +390,7 @@ class MethodGrid:
         return trials
 
     def doublings(self, row: str, scores: MethodScores) -> dict[int, float]:
-        """By length what the last doubling up to it gained, mean of two seeds, as far as known."""
+        """The gain of the last doubling, by length: mean of two seeds, where known."""
         setting = self.chosen(scores)[row]
         means = {}
         for times in (1, *DOUBLINGS, LONGEST):
@@ -430,7 +430,7 @@ class MethodGrid:
         return text
 
     def described(self, trial: MethodTrial, run: Run) -> dict[str, Any]:
-        """What the `table` says of a trial besides its scores."""
+        """The columns of the `table` that describe a trial."""
         return {
             "row": trial.row,
             "rate": trial.setting.rate,
@@ -442,7 +442,7 @@ class MethodGrid:
         }
 
     def decisive(self, scores: MethodScores) -> list[MethodTrial]:
-        """The trials on which what is chosen rests."""
+        """The trials that decide the choice."""
         settings = self.chosen(scores)
         times = 1
         if self.length_moves(scores):
@@ -455,7 +455,7 @@ class MethodGrid:
         return found
 
     def recipes(self, scores: MethodScores) -> dict[str, dict[str, float]]:
-        """What is chosen, as a profile has it."""
+        """The choice as `recipes` of a profile."""
         found = {}
         for row, (rate, value) in self.chosen(scores).items():
             found[row] = {"lr": rate, hyperparameter_of(row).name: value}
@@ -463,7 +463,7 @@ class MethodGrid:
 
 
 def _next_of_row(row: str, scores: MethodScores) -> list[MethodTrial]:
-    """What a row with a whole grid lacks: a rate beyond its best, then seeds, then a rate again."""
+    """The next trials of a row with a whole grid: a rate beyond its best, seeds, a rate again."""
     first = _tried(row, scores)
     ranked = _ranked(row, first)
     beyond = _beyond(ranked[0], first)
@@ -502,7 +502,7 @@ def _ranked(row: str, tried: Mapping[Setting, float]) -> list[Setting]:
 
 
 def _beyond(best: Setting, tried: Iterable[Setting]) -> Setting | None:
-    """The next of the series where the best is at an edge of what was tried at its value."""
+    """The next rate of the series if the best one is at an edge of those tried at its value."""
     rates = _rates_at(best.value, tried)
     place = SERIES.index(best.rate)
     if best.rate == min(rates) and place > 0:
@@ -517,7 +517,7 @@ def _rates_at(value: float, tried: Iterable[Setting]) -> list[float]:
 
 
 def _winner(row: str, scores: MethodScores) -> Setting:
-    """The setting with the highest mean of two seeds, of those that have two."""
+    """The setting with the highest mean of two seeds, among settings with two."""
     first = _tried(row, scores)
     second = _tried(row, scores, seed=1)
     means = {setting: (first[setting] + score) / 2 for setting, score in second.items()}
@@ -565,12 +565,12 @@ def at_edge(tuned: pd.DataFrame) -> list[str]:
 
 # ---- rates by loss
 
-# The survey's losses: those that compare images with images, and with vectors of classes.
+# The survey's losses: pair-based and proxy-based.
 FAMILIES = {
     "pair": ("contrastive", "triplet", "npair", "ms", "supcon"),
     "proxy": ("proxynca", "proxyanchor", "proxygml", "softtriple", "crossentropy", "normsoftmax"),
 }
-# Those that choose for their family, unlike each other as they are.
+# The losses whose scores choose the rate of their family.
 CHOOSE = (
     *("contrastive", "triplet", "npair", "ms"),
     *("proxynca", "proxyanchor", "softtriple", "crossentropy"),
@@ -656,16 +656,16 @@ class LossGrid:
         return f"{trial.loss}, lr {trial.rate:g}"
 
     def described(self, trial: LossTrial, run: Run) -> dict[str, Any]:
-        """What the `table` says of a trial besides its scores."""
+        """The columns of the `table` that describe a trial."""
         return {"family": family_of(trial.loss), "loss": trial.loss, "rate": trial.rate}
 
     def decisive(self, scores: LossScores) -> list[LossTrial]:
-        """The trials on which what is chosen rests."""
+        """The trials that decide the choice."""
         rates = self.chosen(scores)
         return [trial for trial in scores if rates.get(family_of(trial.loss)) == trial.rate]
 
     def recipes(self, scores: LossScores) -> dict[str, dict[str, float]]:
-        """What is chosen, as a profile has it: each loss of a family at its rate."""
+        """The choice as `recipes` of a profile: each loss at its family's rate."""
         found = {}
         for family, rate in self.chosen(scores).items():
             for loss in FAMILIES[family]:
@@ -679,7 +679,7 @@ def family_of(loss: str) -> str:
 
 
 def _rates_beyond(losses: list[str], scores: LossScores) -> list[float]:
-    """The neighbour that the best rate lacks, where it is at an edge of those that were tried."""
+    """The untried neighbours of the best rate."""
     means = mean_by_rate(losses, scores)
     place = SERIES.index(best_rate(means))
     near = SERIES[max(0, place - 1) : place + 2]

@@ -1,4 +1,4 @@
-"""The runs that were kept: a line for each, in files that several processes may write to.
+"""Kept runs: a line each, in files that several processes may write.
 
 The lines of finished runs stand in `results/<profile>/kept-*.jsonl`; `repeated.jsonl` has those of
 kept runs that were trained again with other numbers, and `failed.jsonl` those of runs without
@@ -38,7 +38,7 @@ FAILED = "failed.jsonl"
 FILES = (KEPT, REPEATED, FAILED)
 HOW_TO_REMOVE = "`python -m puma_study runs remove {name} --yes`"
 
-# What a damaged line is called, by a digest of its text: "damaged-1a2b3c4d".
+# The name of a damaged line, by a digest of its text: "damaged-1a2b3c4d".
 DAMAGED = re.compile(r"damaged-[0-9a-f]{8}")
 # The name at the beginning of a line, also of one that is damaged further on.
 _BEGINNING = re.compile(r'^\{"name": "([^"]+)"')
@@ -57,7 +57,7 @@ class Failed(RuntimeError):  # noqa: N818 - as NotKept
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a file: the record of a run, or what is left of one."""
+    """A line of a file: the record of a run, or a damaged one."""
 
     file: Path
     number: int
@@ -69,7 +69,7 @@ class Line:
 
     @property
     def place(self) -> str:
-        """Where it stands, as "kept-1.jsonl, line 3"."""
+        """Its place, as "kept-1.jsonl, line 3"."""
         return f"{self.file.name}, line {self.number}"
 
 
@@ -173,7 +173,7 @@ def _differ(same: list[Line]) -> bool:
 
 
 def record(name: str, profile: str | Path) -> FinishedRun:
-    """The record of a kept run; errors as of `records`."""
+    """The record of a kept run; raises what `records` raises."""
     return records([name], profile)[name]
 
 
@@ -195,7 +195,7 @@ def records(names: Iterable[str], profile: str | Path) -> dict[str, FinishedRun]
 
 
 def classes(name: str, profile: str | Path) -> dict[str, np.ndarray]:
-    """`FinishedRun.classes` of a kept run; errors as of `records`."""
+    """`FinishedRun.classes` of a kept run; raises what `records` raises."""
     return record(name, profile).classes()
 
 
@@ -240,7 +240,7 @@ def _lines_of(file: Path) -> tuple[Line, ...]:
 
 @lru_cache(maxsize=64)
 def _parsed(file: Path, *state: int) -> tuple[Line, ...]:
-    """The lines of a file in this state; blank ones hold nothing.
+    """The lines of a file in this state, without blank ones.
 
     A file without any is a damaged line without text: none is ever written so, but a power loss
     can leave it.
@@ -266,7 +266,7 @@ def _parsed(file: Path, *state: int) -> tuple[Line, ...]:
 
 
 def _line(file: Path, number: int, text: str) -> Line:
-    """A line of a file; what is not the record of such a run is damaged."""
+    """A line of a file; it is damaged unless it is a record of that kind."""
     kind: type[FinishedRun | FailedRun] = FinishedRun
     if file.name == FAILED:
         kind = FailedRun
@@ -283,7 +283,7 @@ def _line(file: Path, number: int, text: str) -> Line:
 
 
 def add(finished: FinishedRun, profile: str | Path) -> None:
-    """Keep a finished run, unless one of its name is kept already."""
+    """Keep a finished run, unless a run of this name is kept already."""
     if finished.name not in read(profile):
         put(finished.name, finished.line(), profile)
 
@@ -298,7 +298,7 @@ def add_repeat(finished: FinishedRun, profile: str | Path) -> None:
 
 
 def add_failure(failed: FailedRun, profile: str | Path) -> None:
-    """Keep the record of a run that failed, in place of an earlier one of its name."""
+    """Keep the record of a failed run; it replaces an earlier one of the same name."""
     with _locked(profile) as home:
         others = [line.text for line in lines(profile, FAILED) if line.begins != failed.name]
         _write(home / FAILED, sorted([*others, failed.line()]))
@@ -321,7 +321,7 @@ def put(name: str, text: str, profile: str | Path) -> None:
                 roomy.append(file)
         numbers = (home / f"kept-{number}.jsonl" for number in itertools.count(1))
         new = next(file for file in numbers if file not in by_file)
-        # Where the run stands already, else where there is room.
+        # The file that has the run already, else one with room.
         chosen = [*holding, *roomy, new][0]
 
         for file in dict.fromkeys([chosen, *holding]):
@@ -335,7 +335,7 @@ def put(name: str, text: str, profile: str | Path) -> None:
 
 
 def drop(name: str, profile: str | Path) -> None:
-    """Take out every line called `name`, which may be a run's or that of a damaged line."""
+    """Remove every line called `name`, the name of a run or of a damaged line."""
     with _locked(profile):
         for pattern in FILES:
             for file in _files(profile, pattern):
@@ -375,7 +375,7 @@ def held(where: Path) -> Iterator[None]:
 
 
 def _kept_as_failed(where: Path, failure: NonFiniteLoss) -> NonFiniteLoss:
-    """Keep what happened to the run of this folder; returns what is to be raised."""
+    """Keep the failure of the run in this folder; returns the error to raise."""
     settings = json.loads((where / run_folder.SETTINGS).read_text(encoding="utf-8"))
     failed = FailedRun.of(
         {

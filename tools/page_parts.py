@@ -31,7 +31,7 @@ def _pair(said: str) -> tuple[str, str]:
 
 
 def gap_words(kept: Kept, said: str, column: str = "unified", profile: str = "") -> str:
-    """As "5.7 points below", or "not told apart from" where the interval has 0 in it."""
+    """A difference in words: "5.7 points below"; "not told apart from" if 0 is in the interval."""
     difference = kept.difference(*_pair(said), kept.profile(profile), column)
     if difference.sign == ACROSS:
         return "not told apart from"
@@ -62,7 +62,7 @@ def core_hours(kept: Kept, profile: str = "") -> str:
 
 
 def kilowatt_hours(kept: Kept, *profiles: str) -> str:
-    """What the training of all kept runs took, at an assumed `WATTS` a core."""
+    """The core-hours and energy of all kept runs, at an assumed `WATTS` a core."""
     hours = sum(float(core_hours(kept, profile)) for profile in profiles)
     return f"{hours * WATTS / 1000:.1f}"
 
@@ -81,7 +81,7 @@ def loss_order(kept: Kept, *keys: str) -> str:
 
 
 def verdict(kept: Kept, claim: str, profile: str = "") -> str:
-    """What the scorecard says of a claim: "contradicted"; ValueError where there is no such."""
+    """The verdict of a claim, as "contradicted"; ValueError for an unknown claim."""
     scorecard = kept.scorecard(kept.profile(profile))
     if claim not in scorecard.index:
         raise ValueError(f"there is no claim {claim!r}; there are {', '.join(scorecard.index)}")
@@ -201,7 +201,7 @@ def rows_table(
     parameters: bool = True,
     losses: bool = False,
 ) -> str:
-    """Unified and harmonic R@1 of some rows with their intervals, beside what the paper prints.
+    """Unified and harmonic R@1 of rows with their intervals, and the paper's values.
 
     With `losses` also the loss on training images, without augmentation and with gates open.
     """
@@ -247,7 +247,7 @@ def differences(
     columns: Sequence[str] = evaluation.OVERALL,
     printed: bool = True,
 ) -> str:
-    """Differences of pairs of rows with their intervals, beside those of the print."""
+    """Differences of pairs of rows with their intervals, and the paper's."""
     profile = kept.profile(profile)
     names = ["difference", *columns]
     if printed:
@@ -360,7 +360,7 @@ def _counts(scorecard: pd.DataFrame) -> dict[str, int]:
 
 
 def _inside(name: str) -> str:
-    """A name as it stands inside a sentence: "full fine-tuning", but "LoRA" and "VPT"."""
+    """A name for the middle of a sentence: "full fine-tuning", but "LoRA" and "VPT"."""
     first_word = name.split()[0]
     if first_word[1:].islower():
         return name[0].lower() + name[1:]
@@ -375,7 +375,7 @@ def _number(value: float, unit: str = "", digits: int = 1, sign: str = "") -> st
 
 
 def markdown_table(names: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
-    """A table of Markdown; columns of numbers stand to the right."""
+    """A Markdown table; columns of numbers are aligned to the right."""
     head = f"| {' | '.join(names)} |"
     columns = zip(*lines, strict=True)
     sides = "|".join("---:" if _are_numbers(column) else ":---" for column in columns)

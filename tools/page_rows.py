@@ -24,7 +24,7 @@ BELOW, ACROSS, ABOVE = "<", "~", ">"
 
 @dataclass(frozen=True)
 class Row:
-    """A row as pages speak of it: its name, where its runs are, and the table that prints it.
+    """A row of a page: its name, its runs, and its row in a table of the paper.
 
     Its runs are those of `row` in results/<profile>/<file>.csv, or are named here, in `runs`.
     """
@@ -60,7 +60,7 @@ class Difference(NamedTuple):
 
 
 class Kept:
-    """What pages ask of the kept runs, each answer computed once.
+    """The numbers of kept runs that pages use, each computed once.
 
     `stage` is the profile that is meant where none is named; "stage": that of docs/pages.yaml.
     """
@@ -169,7 +169,7 @@ class Kept:
         return float(np.mean([np.nan if loss is None else loss for loss in losses]))
 
     def printed(self, key: str, column: str) -> float:
-        """What the paper prints of a row, in percent; NaN where it prints nothing."""
+        """The paper's value of a row, in percent; NaN where it prints none."""
         row = self.row(key)
         if row.table is None:
             return np.nan
@@ -190,7 +190,7 @@ class Kept:
         return float(wrong.at[row.row, "recomputed"])
 
     def table(self, file: str, profile: str) -> pd.DataFrame:
-        """A table that a notebook wrote, as it stands; ValueError where it is not kept."""
+        """A table that a notebook wrote; ValueError if it is not kept."""
         return pd.read_csv(_kept_file(profile, file))
 
     def _scorecard(self, profile: str, file: str = "claims") -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Pages whose numbers are those of kept runs: README.md, docs/results.md and the report.
+"""Pages with numbers of kept runs: README.md, docs/results.md and the report.
 
 A page is Markdown with markers, which are comments and not shown.  Read `write` first.  What stands
 between a marker and its end is written anew from kept runs, in a line or as a table,
@@ -35,7 +35,7 @@ OWN_IMAGES = "docs/own-images.md"
 BLOCKS = page_parts.BLOCKS | page_methods.BLOCKS
 KINDS = (*IN_LINE, *BLOCKS)
 
-# What a marker has to write ends with the next comment, which must be its end.
+# The content of a marker ends at the next comment, which must be its end.
 OPENING = r"<!-- (?!holds:)(?P<kind>[a-z-]+):(?P<said>(?:(?!-->).)*)-->"
 CONTENT = r"(?:(?!<!--).)*"
 MARKER = re.compile(rf"(?P<start>{OPENING}){CONTENT}(?P<end><!-- end -->)", re.DOTALL)
@@ -51,7 +51,7 @@ def list_pages() -> dict[str, str]:
 
 
 def write() -> list[Path]:
-    """Write all pages anew, and return those that changed; ValueError as `written` has it."""
+    """Write all pages anew, and return the changed ones; raises what `written` raises."""
     asked = functools.cache(Kept)
     changed = []
     for name, profile in list_pages().items():
@@ -66,7 +66,7 @@ def write() -> list[Path]:
 
 
 def written(text: str, kept: Kept, page: str = "the page") -> str:
-    """A page with its markers filled.
+    """The text of a page with its markers filled.
 
     Raises ValueError, which names the page and the marker, where a marker cannot be read, asks for
     what is not kept, or says what does not hold.
@@ -84,7 +84,7 @@ def written(text: str, kept: Kept, page: str = "the page") -> str:
 
 
 class _named:  # noqa: N801 - read as a word: with _named(...)
-    """Says in a ValueError which marker of which page it is about."""
+    """Adds the page and the marker to the message of a ValueError."""
 
     def __init__(self, page: str, marker: str) -> None:
         self.marker = f"{page}, {' '.join(marker.split())}"
@@ -98,7 +98,7 @@ class _named:  # noqa: N801 - read as a word: with _named(...)
 
 
 def _check_markers(text: str, page: str) -> None:
-    """Markers are known, closed, and where Markdown takes them for what they are."""
+    """Raise ValueError unless markers are known, closed, and where Markdown hides them."""
     filled = list(MARKER.finditer(text))
     starts = {found.start() for found in filled}
     for found in re.finditer(OPENING, text, re.DOTALL):

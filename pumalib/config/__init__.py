@@ -1,4 +1,4 @@
-"""What a run is, the methods, and profiles read from YAML.
+"""Settings of runs, the methods, and profiles read from YAML.
 
 Read `run.py` first, then `methods.py` and `profiles.py`; `reading.py` has what they check by.
 """

@@ -50,7 +50,7 @@ class Method:
     adapter_keep: Share = 1.0
     # Fixed factor on an adapter's output; 1 = Eq. 5 to the letter, 0.1 = authors' code.
     adapter_scale: Number = 0.1
-    # What the Bernoulli gate is drawn for, per layer and branch.
+    # One Bernoulli gate per image ("sample") or per batch, for each layer and branch.
     adapter_gate: Literal["sample", "batch"] = "sample"
     # Divide by p in training; False: multiply by p at test instead.
     adapter_divide: bool = True

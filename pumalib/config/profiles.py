@@ -51,7 +51,7 @@ class Profile:
     backbone: str = "mini_vit"
     pretrained: str = "embedded"
     dim: Dimensions = 128
-    # As of `Run`.
+    # The fields of `Run`.
     pooling: Literal["avgmax", "timm"] = "avgmax"
     seeds: Annotated[Seeds, AfterValidator(distinct)] = (0,)
     # Of the rows beside the headline ones (Table 3, Figs. 7 and 8); () = seeds.
@@ -72,7 +72,7 @@ class Profile:
     jobs: Positive = 1
     # Address of a Dask scheduler whose workers train.
     dask: str | None = None
-    # False: only what is kept is read.
+    # False: only kept runs are read.
     train: bool = True
 
     @model_validator(mode="after")
@@ -120,7 +120,7 @@ class Profile:
         seed: int | None = None,
         **settings: Any,
     ) -> Run:
-        """A row's `Run`: a method with some `settings` changed, at the profile's scale.
+        """The `Run` of a method with some `settings` changed, at the profile's scale.
 
         `training` changes fields of the recipe, the others replace those of `Run`; None is the
         profile's word, or the default.  Raises ValueError, which names a bad field.
@@ -166,7 +166,7 @@ class Profile:
         training: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Run:
-        """A row's `Run`, trained for `factor` times the epochs that `run` would give it.
+        """The `Run` of `run`, trained for `factor` times as many epochs.
 
         The schedule of the learning rate is stretched with them; a length that is not a whole
         number of epochs is rounded, to one at least.  `training` and `settings` are those of `run`.
@@ -180,7 +180,7 @@ class Profile:
         return self.run(name, training=stretched, **settings)
 
     def _scaled(self, chosen: Method, settings: Mapping[str, Any]) -> Method:
-        """A method at the scale of the backbone and its images, and as its recipe has it.
+        """A method scaled to the backbone and its images, with the settings of its recipe.
 
         But for what `settings` say.
         """
@@ -192,7 +192,7 @@ class Profile:
         return method(chosen, **{**scaled, **self._settings_of(chosen), **settings})
 
     def _settings_of(self, chosen: Method) -> dict[str, Any]:
-        """A method's own settings in its recipe, but for those that were changed already."""
+        """The settings of the method itself in its recipe, except those already changed."""
         found = {}
         recipe = self.recipes.get(chosen.name, {})
         for key, value in only_fields(recipe, Method).items():
@@ -233,7 +233,7 @@ def profile(name: str, /, **changes: Any) -> Profile:
         of_data["split"] = None
     own: dict[str, Any] = {"data": changed(read.data, of_data, where)}
 
-    # The training.  What is asked for wins over the recipes too.
+    # The training.  Settings that are asked for win over the recipes too.
     of_training = only_fields(asked, Training)
     own["training"] = changed(read.training, of_training, where)
     left = {key: without(settings, of_training) for key, settings in read.recipes.items()}
@@ -298,7 +298,7 @@ _OLD_RECIPES: dict[str, Any] = {
 
 
 def _in_one_mapping(content: dict[str, Any], where: str) -> dict[str, Any]:
-    """A profile's settings, with what stands under the four old names as `recipes`."""
+    """A profile's settings, with the four old keys turned into `recipes`."""
     old = {}
     for name, kind in _OLD_RECIPES.items():
         if name in content:

@@ -1,4 +1,4 @@
-"""How settings come in: what a field may hold, YAML, and what is said of a wrong value.
+"""Reading settings: the types of fields, YAML, and messages for wrong values.
 
 pydantic checks whatever comes in, by YAML, `-p` or Python.
 """
@@ -25,7 +25,7 @@ from yaml.composer import ComposerError
 CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-# ---- what a field may hold
+# ---- types of fields
 
 
 def _no_bool(value: Any) -> Any:
@@ -43,14 +43,14 @@ def ordered(pair: tuple) -> tuple:
 
 
 def once(values: tuple) -> tuple:
-    """Refuse values of which one is there twice."""
+    """Refuse repeated values."""
     if len(set(values)) < len(values):
         raise ValueError("give each once")
     return values
 
 
 def distinct(values: tuple) -> tuple:
-    """Refuse no values, and values of which one is there twice."""
+    """Refuse repeated values, and an empty list."""
     if not values or len(set(values)) < len(values):
         raise ValueError("give one or more, each once")
     return values
@@ -87,19 +87,19 @@ def added(hash_default: Any, default: Any = _THE_SAME) -> Any:
 
 
 def is_asked_for(info: ValidationInfo) -> bool:
-    """Whether somebody wants these settings now; those of a kept run are only read."""
+    """Whether these settings are for a new run; those of a kept run are only read."""
     return not (info.context or {}).get("kept")
 
 
 # ---- YAML
 
 
-# What they stand for grows by a factor with each: 20 of them to 1,600 times at most.
+# Each one multiplies the expanded text: 20 make it at most 1,600 times as long.
 MOST_ALIASES = 20
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which no mapping has a key twice, of which the first would be dropped unseen.
+    """YAML that refuses a key that is given twice: the first value would be lost.
 
     Nor are there many aliases: forty, of mappings that are merged, take seconds.
     """
@@ -136,7 +136,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(text: str) -> Any:
-    """What a text in YAML says; ValueError, in one line: it is none, or has a key twice."""
+    """The value of a YAML text; ValueError, in one line, if it is not YAML or repeats a key."""
     try:
         # A SafeLoader: it makes numbers, texts, lists and dictionaries alone.
         return yaml.load(text, Loader=_Loader)
@@ -146,7 +146,7 @@ def read_yaml(text: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-# ---- checks, and what they say
+# ---- checks and their messages
 
 
 def checked(where: str, cls: Any, content: Any, kept: bool = False) -> Any:
@@ -159,7 +159,7 @@ def checked(where: str, cls: Any, content: Any, kept: bool = False) -> Any:
         return TypeAdapter(cls).validate_python(content, context={"kept": kept})
     except ValidationError as error:
         first = error.errors()[0]
-    # Outside of the `except`: pydantic's own words are no part of what is shown.
+    # Outside of the `except`, so that pydantic's own message is not shown too.
     raise ValueError(_complaint(where, cls, first))
 
 
@@ -205,12 +205,12 @@ def names_of(cls: Any) -> list[str]:
 
 
 def only_fields(changes: Mapping[str, Any], cls: type) -> dict[str, Any]:
-    """Those of the `changes` that are fields of `cls`."""
+    """The `changes` that are fields of `cls`."""
     return {name: changes[name] for name in names_of(cls) if name in changes}
 
 
 def without(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """The settings but those of the `names`."""
+    """The settings without the `names`."""
     return {name: value for name, value in settings.items() if name not in names}
 
 
@@ -222,7 +222,7 @@ def require_known(where: str, names: Iterable[str], known: list[str]) -> None:
 
 
 def unknown(name: str, known: Iterable[str], kind: str = "setting") -> str:
-    """What is said of an unknown name: the nearest of the known, and all of them."""
+    """The message for an unknown name: the nearest known one, and all of them."""
     near = difflib.get_close_matches(name, known, 1)
     meant = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown {kind} {short(name)}; {meant}known: {', '.join(known)}"

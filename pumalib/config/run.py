@@ -1,4 +1,4 @@
-"""What a run is: frozen dataclasses, one documented line per field.
+"""The settings of a run: frozen dataclasses, one documented line per field.
 
 Two equal `Run`s have equal numbers, and `Run.identity` is the hash of what can change them.
 """
@@ -101,9 +101,9 @@ class Training:
     clip_value: Amount = 1.0
     # "auto": bfloat16 on CUDA, float32 elsewhere.
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    # Score held-out classes every so many epochs, and keep the epoch that scores best; 0 = never.
+    # Epochs between scores on held-out classes; the best epoch is kept.  0 = never.
     score_epochs: Count = added(0)
-    # Stop after so many scores in a row that are not above the best; 0 = never.
+    # Stop after this number of scores in a row without a new best; 0 = never.
     patience: Count = added(0)
 
     # What follows (NOT_IN_IDENTITY) cannot change a number beyond rounding.
