@@ -1,9 +1,9 @@
 """The claims of the paper and of the survey, and what printed tables or kept runs say of them.
 
-A claim says that some rows of a table are above others.  Both judges go the same way, `Print` of
-printed rows and `Kept` of rows of kept runs: rows are compared in pairs, and `evidence` joins the
-comparisons to p-values for the claim and against it.  `verdicts` makes the scorecard of them.
-What is no accuracy, as times and shares of gradients, comes by `measures`.
+A `Claim` says that some rows of a table are above others.  `comparisons` compares them, as the
+paper prints them (`Paper`) or by kept runs (`Kept`), in one table; `judge` reads a p-value for the
+claim and one against it from that table; `verdicts.scorecard` makes verdicts of the p-values of all
+claims.  What is no accuracy, as times and shares of gradients, comes by `measures`.
 """
 
 import fnmatch
@@ -11,10 +11,10 @@ import functools
 import math
 import re
 from collections import ChainMap
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -51,10 +51,10 @@ class Statement:
     rivals: list[str]
     columns: str | Sequence[str] = evaluation.OVERALL  # "each" is every dataset
     alike: bool = False  # only rows whose names have the same last word
-    share: float | None = None  # of the comparisons that must hold; None: all
+    share: float = 1.0  # of the comparisons that must hold
     by: dict[str, float] = field(default_factory=dict)  # points, for the print
     # Not above: in one comparison at least they lie more than so many points apart, either way.
-    apart: float | None = None
+    apart: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -75,83 +75,6 @@ class Claim:
         return sum(len(one.winners) * len(one.rivals) for one in self.above)
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A winner and a rival that were compared."""
-
-    row: str
-    other: str
-    # A line per column that the statement is about: at least value, low, high, and p-values against
-    # "not above 0" and "not below 0".
-    gains: pd.DataFrame
-    # What was compared, whatever the rows are called, and whichever should win.
-    contrast: frozenset[Hashable]
-    # What a value is multiplied by to be told: fractions are told as points, measures as they are.
-    scale: float = 100.0
-    # Datasets that the statement is about too, and that are not there.
-    missing: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """As "PUMA over VPT"."""
-        return f"{self.row} over {self.other}"
-
-
-class Judge(Protocol):
-    """Tables with rows, and a way to compare two of them."""
-
-    @property
-    def tables(self) -> Mapping[TableName, Any]:
-        """By name, each with an index of rows."""
-
-    def gains(self, claim: Claim, one: Statement, row: str, other: str) -> pd.DataFrame:
-        """One row above the other, in the columns of `evaluation.paired_difference`.
-
-        Raises NotTestable where they cannot be compared.
-        """
-
-    def identity(self, table: TableName, row: str) -> Hashable:
-        """What a row is, whatever it is called."""
-
-
-@dataclass(frozen=True)
-class Effect:
-    """The difference that decides a claim, with its interval; NaN where none is told."""
-
-    value: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    # Whether it is a difference of accuracies, in points, and not one of measures.
-    in_points: bool = False
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What comparisons say of a claim; p-values are None where nothing could be compared."""
-
-    above: float | None  # p-value against "not above": small supports
-    below: float | None  # p-value against "not below": small contradicts
-    why: str  # the comparison that decides, or why there is none
-    compared: list[Pair] = field(default_factory=list)
-    decides: Pair | None = None  # the pair of `why`
-    effect: Effect = field(default_factory=Effect)  # the numbers of `why`
-    withheld: list[str] = field(default_factory=list)  # why other pairs of rows were not compared
-
-    @property
-    def pairs(self) -> int:
-        """How many pairs of rows were compared."""
-        return len(self.compared)
-
-    @property
-    def missing(self) -> list[str]:
-        """The datasets that the claim is about and that are not there."""
-        return list(dict.fromkeys(name for pair in self.compared for name in pair.missing))
-
-    def is_complete(self, needed: int) -> bool:
-        """Whether all was compared: so many pairs of rows, on every dataset."""
-        return self.pairs >= needed and not self.missing
-
-
 def read_claims(file: str = PAPER) -> list[Claim]:
     """The claims of a file of data/paper, `PAPER` or `SURVEY`."""
     content = yaml.safe_load((paths.PAPER / file).read_text(encoding="utf-8"))
@@ -170,29 +93,30 @@ def read_claims(file: str = PAPER) -> list[Claim]:
 
 
 @dataclass(frozen=True)
-class Print:
-    """The paper's own tables as a judge."""
+class Paper:
+    """The paper's own tables."""
 
     tables: Mapping[TableName, pd.DataFrame]
 
-    def gains(self, claim: Claim, one: Statement, row: str, other: str) -> pd.DataFrame:
-        """Two printed rows: p-values are 0 or 1, for above by as many points as said, to rounding.
+    def difference(self, claim: Claim, one: Statement, row: str, rival: str) -> pd.DataFrame:
+        """One printed row minus another, in points and in columns as of `contrasts.contrast`.
 
-        A print has no chance, and no interval.
+        p-values are 0 or 1, for above by as many points as said, to rounding: a print has no
+        chance, and no interval, error or dof.
         """
         rows = _with_groups(self.tables[one.table])
-        value = rows.loc[row] - rows.loc[other]
+        value = rows.loc[row] - rows.loc[rival]
         points = pd.Series(one.by, dtype=float) - printed.ROUNDING
         least = points.reindex(value.index, fill_value=0)
         p_greater = (value <= least).astype(float).where(value.notna())
-        gains = {
-            "value": value / 100,
+        table = {
+            "value": value,
             "low": np.nan,
             "high": np.nan,
             "p_greater": p_greater,
             "p_less": 1 - p_greater,
         }
-        return pd.DataFrame(gains)
+        return pd.DataFrame(table)
 
     def identity(self, table: TableName, row: str) -> Hashable:
         """A printed row is its place."""
@@ -217,7 +141,7 @@ def _with_groups(table: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Kept:
-    """The kept runs of a profile as a judge."""
+    """The rows of a profile's tables, and their kept runs."""
 
     profile: str
     # Of each table the names of the runs of each row.
@@ -226,19 +150,20 @@ class Kept:
     # Tables of measures, which have no runs: of each the values of each row, `measures.read`.
     measured: Mapping[TableName, pd.DataFrame] = field(default_factory=dict)
 
-    def gains(self, claim: Claim, one: Statement, row: str, other: str) -> pd.DataFrame:
-        """The difference of two rows of kept runs; the direction alone is judged, not `by`.
+    def difference(self, claim: Claim, one: Statement, row: str, rival: str) -> pd.DataFrame:
+        """One row minus another, in points and in columns as of `contrasts.contrast`.
 
-        Raises NotTestable where they were tested on other queries, where full fine-tuning gains
-        nothing over the frozen backbone, or where one of them collapsed: it ends below the frozen
-        backbone.  A claim about collapse is judged all the same.
+        Measures stay as they are, and `by` is not judged.  Raises NotTestable where the rows were
+        tested on other queries, where full fine-tuning gains nothing over the frozen backbone, or
+        where one of them collapsed: it ends below the frozen backbone.  A claim about collapse is
+        judged all the same.
         """
         if one.table in self.measured:
-            return measures.difference(self.measured[one.table], row, other)
+            return measures.difference(self.measured[one.table], row, rival)
         # Its own table first: Table 10 has other datasets.
         tables = [self.tables[one.table], *self.tables.values()]
         rows = ChainMap(*tables)
-        for name in (row, other):
+        for name in (row, rival):
             frozen, full = reference_rows(name)
             if frozen not in rows:
                 continue
@@ -248,10 +173,12 @@ class Kept:
                     break
             if not claim.collapse:
                 self._require_no_collapse(name, rows[name], rows[frozen])
-        return self._difference(rows[row], rows[other])
+        of_accuracies = self._difference(rows[row], rows[rival]).copy()
+        of_accuracies[["value", "low", "high", "error"]] *= 100
+        return of_accuracies
 
     def identity(self, table: TableName, row: str) -> Hashable:
-        """A row is its runs; of measures it is its name."""
+        """A row is its runs, whatever it is called; one of measures is its place."""
         if table in self.measured:
             return table, row
         return frozenset(self.tables[table][row])
@@ -332,144 +259,98 @@ def large(profile: config.Profile) -> tuple[str, ...]:
     return ()
 
 
-# ---- a claim
+# ---- the comparisons of a claim
+
+NUMBERS = ["value", "low", "high", "p_greater", "p_less", "error", "dof"]
+OF_STATEMENT = ["statement", "share", "apart", "in_points"]
+OF_PAIR = ["row", "rival", "pair", "missing"]
+COLUMNS = [*OF_STATEMENT, *OF_PAIR, "column", *NUMBERS, "why_not"]
 
 
-def evidence(claim: Claim, judge: Judge) -> Evidence:
-    """What a judge's comparisons say of a claim."""
+def comparisons(claim: Claim, source: Paper | Kept) -> pd.DataFrame:
+    """What a claim compares: a line for each statement, pair of rows, and column of their table.
+
+    `NUMBERS` are of `row` minus `rival`, in the columns of `contrasts.contrast`: accuracies in
+    points (`in_points`), measures as they are.  `statement` is the number of the statement, `share`
+    and `apart` are what it asks; `pair` is what was compared, whatever the rows are called and
+    whichever should win, and `missing` are datasets that the statement is about too and that are
+    not there.
+
+    What cannot be compared, a pair of rows or a whole statement, is one line that says `why_not`;
+    the lines end after such a statement.
+    """
+    lines: list[dict[str, Any]] = []
     if claim.untestable:
-        return Evidence(None, None, claim.untestable)
-    compared = []
-    withheld: list[str] = []
-    try:
-        for one in claim.above:
-            compared.append(_compared(claim, one, judge, withheld))
-    except NotTestable as missing:
-        return Evidence(None, None, str(missing), withheld=withheld)
-
-    judged = [_judged(one, pairs) for one, pairs in zip(claim.above, compared, strict=True)]
-    comparisons = sum(one.comparisons for one in judged)
-    # All must hold: the weakest statement supports, and any one contradicts.
-    weakest = max(judged, key=lambda one: (one.above, -one.decides["value"]))
-    effect = _effect(weakest.decides)
-    strongest_against = min(one.below for one in judged)
-    tests = sum(one.tests_against for one in judged)
-    return Evidence(
-        above=weakest.above,
-        below=min(1.0, tests * strongest_against),
-        why=_said(weakest.decides, effect, comparisons),
-        compared=[pair for pairs in compared for pair in pairs],
-        decides=weakest.decides["of"],
-        effect=effect,
-        withheld=withheld,
-    )
+        lines.append({"why_not": claim.untestable})
+    for number, one in enumerate(claim.above):
+        of_statement = {
+            "statement": number,
+            "share": one.share,
+            "apart": one.apart,
+            "in_points": one.table not in measures.TABLES,
+        }
+        of_pairs = _of_statement(claim, one, source)
+        lines += [of_statement | line for line in of_pairs]
+        if all(line["why_not"] for line in of_pairs):
+            break
+    table = pd.DataFrame(lines, columns=COLUMNS)
+    return table.astype(dict.fromkeys(NUMBERS, float))
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """What the comparisons of one statement say."""
-
-    above: float  # p-value against "too few are above"
-    below: float  # p-value against "not too many are below", of one comparison
-    decides: pd.Series  # the comparison that `above` is of
-    comparisons: int
-    tests_against: int  # by how many `below` is to be corrected
-
-
-def _judged(one: Statement, pairs: list[Pair]) -> _Judged:
-    """So many comparisons must hold as the statement says.
-
-    p-values of "at least so many" as in Benjamini and Heller, 2008 (partial conjunction).
-    """
-    lines = pd.concat([pair.gains.assign(of=pair) for pair in pairs])
-    lines = lines.rename_axis("column").reset_index()
-    if one.apart is not None:
-        return _judged_apart(one.apart, lines)
-    must_hold = len(lines)
-    if one.share is not None:
-        must_hold = math.ceil(one.share * len(lines))
-    may_fail = len(lines) - must_hold
-
-    weakest_first = lines.sort_values(["p_greater", "value"], ascending=[False, True])
-    decides = weakest_first.iloc[may_fail]
-    above = min(1.0, (may_fail + 1) * decides["p_greater"])
-    below = lines["p_less"].nsmallest(may_fail + 1).iloc[-1]
-    return _Judged(float(above), float(below), decides, len(lines), len(lines))
-
-
-def _judged_apart(points: float, lines: pd.DataFrame) -> _Judged:
-    """One comparison at least is farther from 0 than so many points, or all are nearer.
-
-    `above` is Bonferroni's of two sides of each; `below`, that all are nearer, is that of the
-    worst (two one-sided tests: Schuirmann, 1987; all must hold: Berger, 1982).
-    """
-    scales = lines["of"].map(lambda pair: pair.scale)
-    beyond = (lines["value"].abs() - points / scales) / lines["error"].clip(lower=1e-12)
-    farther = stats.t.sf(beyond, lines["dof"])
-    nearer = stats.t.cdf(beyond, lines["dof"])
-    decides = lines.iloc[int(np.argmin(farther))]
-    above = min(1.0, 2 * len(lines) * float(farther.min()))
-    return _Judged(above, float(nearer.max()), decides, len(lines), 1)
-
-
-def _effect(line: pd.Series) -> Effect:
-    """The numbers of the comparison that decides."""
-    scale = line["of"].scale
-    value, low, high = scale * line[["value", "low", "high"]].astype(float)
-    return Effect(value, low, high, in_points=scale == 100)
-
-
-def _said(line: pd.Series, effect: Effect, comparisons: int) -> str:
-    """The comparison that decides, in words: "PUMA over VPT, unified: +9.0 [+8.1, +9.9]"."""
-    decimals = 1 if effect.in_points else 2
-    said = f"{line['of'].name}, {line['column']}: {effect.value:+.{decimals}f}"
-    if math.isfinite(effect.low):
-        said += f" [{effect.low:+.{decimals}f}, {effect.high:+.{decimals}f}]"
-    if comparisons > 1:
-        said += f"; it decides among {comparisons}"
-    return said
-
-
-def _compared(claim: Claim, one: Statement, judge: Judge, withheld: list[str]) -> list[Pair]:
-    """The pairs of a statement that can be compared; NotTestable where there is none.
-
-    Adds to `withheld` why others cannot, each reason once.
-    """
-    if one.table not in judge.tables:
-        raise NotTestable(_nothing_kept(one.table))
-    found = []
-    why = NotTestable("no pair of rows")
-    names = list(judge.tables[one.table].index)
-    scale = 100.0
-    if one.table in measures.TABLES:
-        names += measures.bounds([*one.winners, *one.rivals])
-        scale = 1.0
-    for row, other in _pairs(one, names):
-        try:
-            gains = judge.gains(claim, one, row, other)
-            lines, missing = _of_columns(gains, one.columns, f"{row} over {other}")
-        except NotTestable as error:
-            why = error
-            if str(error) not in withheld:
-                withheld.append(str(error))
-            continue
-        sides = [judge.identity(one.table, name) for name in (row, other)]
-        found.append(Pair(row, other, lines, frozenset(sides), scale, missing))
-    if not found:
-        raise why
+def compared(table: pd.DataFrame) -> pd.DataFrame:
+    """The lines of `comparisons` with numbers; none where a whole statement has none."""
+    found = table[table["why_not"] == ""]
+    if found["statement"].nunique() < table["statement"].nunique():
+        return found.iloc[:0]
     return found
 
 
-def _pairs(one: Statement, names: list[str]) -> Iterator[tuple[str, str]]:
-    """A statement's winners and rivals among the rows that there are."""
-    winners = _rows(one.winners, names)
-    rivals = _rows(one.rivals, names)
-    for row, other in product(winners, rivals):
-        if row == other:
-            continue
-        if one.alike and row.split()[-1] != other.split()[-1]:
-            continue
-        yield row, other
+def _of_statement(claim: Claim, one: Statement, source: Paper | Kept) -> list[dict[str, Any]]:
+    """The lines of a statement, without what is the statement's own."""
+    try:
+        pairs = _pairs(one, source)
+    except NotTestable as error:
+        return [{"why_not": str(error)}]
+    lines = []
+    for row, rival in pairs:
+        lines += _of_pair(claim, one, source, row, rival)
+    return lines
+
+
+def _of_pair(
+    claim: Claim, one: Statement, source: Paper | Kept, row: str, rival: str
+) -> list[dict[str, Any]]:
+    """The lines of a pair of rows, without what is the statement's own."""
+    try:
+        table = source.difference(claim, one, row, rival)
+        table, missing = _of_columns(table, one.columns, f"{row} over {rival}")
+    except NotTestable as error:
+        return [{"row": row, "rival": rival, "why_not": str(error)}]
+    of_pair = {
+        "row": row,
+        "rival": rival,
+        "pair": frozenset(source.identity(one.table, name) for name in (row, rival)),
+        "missing": missing,
+        "why_not": "",
+    }
+    return [{**of_pair, "column": column, **numbers} for column, numbers in table.iterrows()]
+
+
+def _pairs(one: Statement, source: Paper | Kept) -> list[tuple[str, str]]:
+    """A statement's winners and rivals among the rows that there are; NotTestable if none is."""
+    if one.table not in source.tables:
+        raise NotTestable(_nothing_kept(one.table))
+    names = list(source.tables[one.table].index)
+    if one.table in measures.TABLES:
+        names += measures.bounds([*one.winners, *one.rivals])
+    found = []
+    for row, rival in product(_rows(one.winners, names), _rows(one.rivals, names)):
+        is_alike = row.split()[-1] == rival.split()[-1]
+        if row != rival and (is_alike or not one.alike):
+            found.append((row, rival))
+    if not found:
+        raise NotTestable("no pair of rows")
+    return found
 
 
 def _rows(patterns: list[str], names: list[str]) -> list[str]:
@@ -491,28 +372,88 @@ def _nothing_kept(table: TableName) -> str:
 
 
 def _of_columns(
-    gains: pd.DataFrame, columns: str | Sequence[str], pair: str
+    table: pd.DataFrame, columns: str | Sequence[str], pair: str
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """The lines of a gain that a statement is about, and the datasets that are not there.
+    """The lines of a difference that a statement is about, and the datasets that are not there.
 
     Where not all are there, subsets of the paper's datasets stand for them, and no other: a name
     may coincide where images do not.
     """
     if columns == "each":
-        columns = [name for name in gains.index if name not in evaluation.NOT_DATASETS]
+        columns = [name for name in table.index if name not in evaluation.NOT_DATASETS]
     wanted = list(columns)
     missing: list[str] = []
-    if not set(wanted) <= set(gains.index):
+    if not set(wanted) <= set(table.index):
         parts = {name: printed.SUBSETS.get(name) for name in wanted}
-        there = [name for name in wanted if parts[name] in gains.index]
+        there = [name for name in wanted if parts[name] in table.index]
         if there:
             missing = [name for name in wanted if name not in there]
-            told = {parts[name]: f"{name} (its subset {parts[name]})" for name in there}
-            gains = gains.rename(index=told)
-            wanted = list(told.values())
+            formatted = {parts[name]: f"{name} (its subset {parts[name]})" for name in there}
+            table = table.rename(index=formatted)
+            wanted = list(formatted.values())
     for name in wanted:
-        if name not in gains.index:
+        if name not in table.index:
             raise NotTestable(f"{pair}: no {name}")
-        if np.isnan(gains.at[name, "p_greater"]):
+        if np.isnan(table.at[name, "p_greater"]):
             raise NotTestable(f"{pair}: one seed")
-    return gains.loc[wanted], tuple(missing)
+    return table.loc[wanted], tuple(missing)
+
+
+# ---- what the comparisons say
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What comparisons say of a claim, or of one of its statements."""
+
+    supports: float  # p-value against "too few are above"
+    contradicts: float  # p-value against "not too many are below"
+    decides: pd.Series  # the line that `supports` is of
+
+
+def judge(table: pd.DataFrame) -> Judgement | None:
+    """What the `comparisons` of a claim say of it; None where nothing was `compared`.
+
+    All statements must hold: the weakest supports the claim, and any one contradicts it, by
+    Bonferroni over the comparisons.
+    """
+    judged = []
+    tests = 0
+    for _, lines in compared(table).groupby("statement"):
+        if lines["apart"].isna().all():
+            judged.append(_judged_above(lines))
+            tests += len(lines)
+        else:
+            judged.append(_judged_apart(lines))
+            tests += 1
+    if not judged:
+        return None
+    weakest = max(judged, key=lambda one: (one.supports, -one.decides["value"]))
+    strongest_against = min(one.contradicts for one in judged)
+    return Judgement(weakest.supports, min(1.0, tests * strongest_against), weakest.decides)
+
+
+def _judged_above(lines: pd.DataFrame) -> Judgement:
+    """So many comparisons must be above 0 as the statement says; `contradicts` is of one of them.
+
+    p-values of "at least so many" as in Benjamini and Heller, 2008 (partial conjunction).
+    """
+    may_fail = len(lines) - math.ceil(lines["share"].iloc[0] * len(lines))
+    weakest_first = lines.sort_values(["p_greater", "value"], ascending=[False, True])
+    decides = weakest_first.iloc[may_fail]
+    supports = min(1.0, (may_fail + 1) * decides["p_greater"])
+    contradicts = lines["p_less"].nsmallest(may_fail + 1).iloc[-1]
+    return Judgement(float(supports), float(contradicts), decides)
+
+
+def _judged_apart(lines: pd.DataFrame) -> Judgement:
+    """One comparison at least is farther from 0 than so many points, or all are nearer.
+
+    `supports` is Bonferroni's of two sides of each; `contradicts`, that all are nearer, is that of
+    the worst (two one-sided tests: Schuirmann, 1987; all must hold: Berger, 1982).
+    """
+    beyond = (lines["value"].abs() - lines["apart"]) / lines["error"].clip(lower=1e-10)
+    farther = stats.t.sf(beyond, lines["dof"])
+    nearer = stats.t.cdf(beyond, lines["dof"])
+    supports = min(1.0, 2 * len(lines) * float(farther.min()))
+    return Judgement(supports, float(nearer.max()), lines.iloc[int(np.argmin(farther))])

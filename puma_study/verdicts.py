@@ -3,7 +3,7 @@
 import fnmatch
 import math
 from collections.abc import Collection, Hashable, Mapping
-from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,20 @@ import pandas as pd
 from pumalib import config, evaluation
 
 from . import measures, printed
-from .claims import PAPER, Claim, Evidence, Kept, Print, Statement, evidence, kept, read_claims
+from .claims import (
+    PAPER,
+    Claim,
+    Judgement,
+    Kept,
+    Paper,
+    Statement,
+    compared,
+    comparisons,
+    judge,
+    kept,
+    read_claims,
+)
+from .show import with_interval
 
 LEVEL = 0.05  # of the corrected p-values
 POWER = 0.8  # with which a comparison finds the differences of `smallest_found`
@@ -27,115 +40,149 @@ def scorecard(
     the print were run and are above zero), contradicted (too many are below), undecided, or not
     testable.  What it rests on: the columns of `_rows_run` and `_rests_on`; `withheld`, why pairs
     of rows that were run were not compared; `decided_by`, the pair of rows of `why`; `value`,
-    `low`, `high` and `in_points`, its `claims.Effect`; and `shared_with`, the other claims that
+    `low`, `high` and `in_points`, its numbers; and `shared_with`, the other claims that
     compare one of its pairs of runs.
     """
     claims = read_claims(file)
-    in_print = Print(printed.all_tables())
+    paper = Paper(printed.all_tables())
     runs = kept(profile, claims)
+    here = {claim.name: comparisons(claim, runs) for claim in claims}
+    judged = {name: judge(table) for name, table in here.items()}
 
     lines = {}
-    tests = {}
-    found_here = {}
+    p_values = {}
     for claim in claims:
-        said = evidence(claim, in_print)
-        here = evidence(claim, runs)
-        needed = said.pairs
-        if needed == 0:
-            # It is drawn, not printed: the pairs are those that it names.
-            needed = claim.named_pairs
-        of_rows = _rows_run(claim, in_print, runs)
-        is_complete = here.is_complete(needed) and not of_rows["rows_missing"]
-        if here.above is not None:
-            tests[claim.name] = _chances(claim, here, is_complete)
-        found_here[claim.name] = here
+        table = here[claim.name]
+        judgement = judged[claim.name]
+        in_print = comparisons(claim, paper)
+        pairs_needed = _pairs_needed(claim, in_print)
+        of_rows = _rows_run(claim, paper, runs)
+        level = LEVEL / len(claims)
+        rests_on = _rests_on(table, pairs_needed, of_rows["rows_missing"], level)
+        if judgement is not None:
+            p_values[claim.name] = _p_values(claim, judgement, rests_on["could_support"])
         lines[claim.name] = {
             "section": claim.section,
             "claim": claim.text,
             "table": claim.above[0].table if claim.above else "",
-            "print": _verdict_of_print(said),
+            "print": _verdict_of_print(in_print),
             "here": "not testable",
-            "why": _why(here, needed),
+            "why": _why(table, judgement, pairs_needed),
             **of_rows,
-            "withheld": "; ".join(here.withheld),
-            **_rests_on(here, needed, is_complete, LEVEL / len(claims)),
-            **asdict(here.effect),
+            "withheld": _withheld(table),
+            **rests_on,
+            **_numbers(judgement),
         }
-    table = pd.DataFrame.from_dict(lines, orient="index").rename_axis("name")
+    card = pd.DataFrame.from_dict(lines, orient="index").rename_axis("name")
 
-    for name, verdict in _verdicts_here(tests, list(table.index)).items():
-        table.loc[name, "here"] = verdict
-    table["decided_by"] = pd.Series(_deciding(found_here))
-    table["shared_with"] = pd.Series(_sharing(found_here))
+    for name, verdict in _verdicts_here(p_values, list(card.index)).items():
+        card.loc[name, "here"] = verdict
+    card["decided_by"] = pd.Series(_deciding(judged))
+    card["shared_with"] = pd.Series(_sharing(here))
     if about:
-        return table[table["table"].isin(about)]
-    return table
+        return card[card["table"].isin(about)]
+    return card
 
 
-def _chances(claim: Claim, here: Evidence, is_complete: bool) -> tuple[float, float]:
-    """The p-values that count, `above` and `below`.
-
-    Where not all pairs were run, or not on all datasets, a counterexample still refutes, but not
-    what is said of a share, nor that one of them lies apart: what was not run may be that one.
-    """
-    assert here.above is not None
-    assert here.below is not None
-    if is_complete:
-        return here.above, here.below
-    if any(one.share is not None or one.apart is not None for one in claim.above):
-        return 1.0, 1.0
-    return 1.0, here.below
-
-
-def _why(here: Evidence, needed: int) -> str:
-    parts = [here.why]
-    if 0 < here.pairs < needed:
-        parts.append(f"{here.pairs} of {needed} pairs of rows could be compared")
-    if here.missing:
-        parts.append(f"no {', '.join(here.missing)}")
-    return "; ".join(parts)
-
-
-def _verdict_of_print(in_print: Evidence) -> str:
-    if in_print.above is None:
+def _verdict_of_print(in_print: pd.DataFrame) -> str:
+    judgement = judge(in_print)
+    if judgement is None:
         return "not printed"
-    if in_print.above == 0:
+    if judgement.supports == 0:
         return "holds"
     return "fails"
 
 
-def _verdicts_here(
-    tests: Mapping[str, tuple[float, float]], names: Collection[str]
-) -> dict[str, str]:
-    """The verdict on each claim that could be tested, by its p-values `above` and `below`.
+def _p_values(claim: Claim, judgement: Judgement, is_complete: bool) -> tuple[float, float]:
+    """The p-values that count, for the claim and against it.
 
-    All claims, `names`, count for the correction, those that could not be tested with a chance of
-    1.
+    Where not all pairs were run, or not on all datasets, a counterexample still refutes, but not
+    what is said of a share, nor that one of them lies apart: what was not run may be that one.
     """
-    chances = dict.fromkeys(names, 1.0)
-    for name, (above, below) in tests.items():
-        chances[name] = min(1.0, 2 * min(above, below))
-    corrected = evaluation.holm(chances)
+    if is_complete:
+        return judgement.supports, judgement.contradicts
+    if any(one.share < 1 or not math.isnan(one.apart) for one in claim.above):
+        return 1.0, 1.0
+    return 1.0, judgement.contradicts
+
+
+def _verdicts_here(
+    p_values: Mapping[str, tuple[float, float]], names: Collection[str]
+) -> dict[str, str]:
+    """The verdict on each claim that could be tested, by its p-values for it and against it.
+
+    All claims, `names`, count for the correction, those that could not be tested with 1.
+    """
+    two_sided = dict.fromkeys(names, 1.0)
+    for name, (supports, contradicts) in p_values.items():
+        two_sided[name] = min(1.0, 2 * min(supports, contradicts))
+    corrected = evaluation.holm(two_sided)
     verdicts = {}
-    for name, (above, below) in tests.items():
-        verdicts[name] = _verdict_here(above, below, corrected[name])
+    for name, (supports, contradicts) in p_values.items():
+        if corrected[name] >= LEVEL:
+            verdicts[name] = "undecided"
+        elif supports < contradicts:
+            verdicts[name] = "supported"
+        else:
+            verdicts[name] = "contradicted"
     return verdicts
 
 
-def _verdict_here(above: float, below: float, corrected: float) -> str:
-    if corrected >= LEVEL:
-        return "undecided"
-    if above < below:
-        return "supported"
-    return "contradicted"
+# ---- the comparison that decides
+
+
+def _why(table: pd.DataFrame, judgement: Judgement | None, pairs_needed: int) -> str:
+    """The comparison that decides and what is missing, or why there is none.
+
+    As "PUMA over VPT, unified: +9.0 [+8.1, +9.9]; it decides among 2".
+    """
+    if judgement is None:
+        return table["why_not"].iloc[-1]
+    found = compared(table)
+    line = judgement.decides
+    parts = [f"{line['row']} over {line['rival']}, {line['column']}: {_formatted(line)}"]
+    if len(found) > 1:
+        parts.append(f"it decides among {len(found)}")
+    if _pairs(found) < pairs_needed:
+        parts.append(f"{_pairs(found)} of {pairs_needed} pairs of rows could be compared")
+    if _missing(found):
+        parts.append(f"no {', '.join(_missing(found))}")
+    return "; ".join(parts)
+
+
+def _formatted(line: pd.Series) -> str:
+    digits = 1 if line["in_points"] else 2
+    if math.isfinite(line["low"]):
+        return with_interval(line["value"], line["low"], line["high"], sign="+", digits=digits)
+    return f"{line['value']:+.{digits}f}"
+
+
+def _numbers(judgement: Judgement | None) -> dict[str, Any]:
+    """The numbers of the comparison that decides, as columns of the scorecard."""
+    if judgement is None:
+        return {"value": math.nan, "low": math.nan, "high": math.nan, "in_points": False}
+    return judgement.decides[["value", "low", "high", "in_points"]].to_dict()
+
+
+def _deciding(judged: Mapping[str, Judgement | None]) -> dict[str, str]:
+    """The pair of rows that decides each claim, pairs of the same runs under one name."""
+    names: dict[Hashable, str] = {}
+    deciding = {}
+    for claim, judgement in judged.items():
+        deciding[claim] = ""
+        if judgement is not None:
+            line = judgement.decides
+            label = f"{line['row']} and {line['rival']}"
+            deciding[claim] = names.setdefault(line["pair"], label)
+    return deciding
 
 
 # ---- what a verdict rests on
 
 
 def _rests_on(
-    here: Evidence, needed: int, is_complete: bool, level: float
-) -> dict[str, float | int | bool]:
+    table: pd.DataFrame, pairs_needed: int, rows_missing: str, level: float
+) -> dict[str, Any]:
     """What was compared for a claim, as columns of the scorecard.
 
     `pairs` of rows that were compared, of `pairs_needed`; `could_support`, whether they were all,
@@ -146,33 +193,53 @@ def _rests_on(
     are): the difference that the least precise of them would find with 80 % power at Holm's
     strictest `level`.
     """
-    found: dict[str, float | int | bool] = {
-        "pairs": here.pairs,
-        "pairs_needed": needed,
-        "could_support": needed > 0 and is_complete,
-        "contrasts": len({pair.contrast for pair in here.compared}),
-        "comparisons": 0,
-        "on_its_side": 0,
-        "side_low": 0,
-        "side_high": 0,
-        "smallest_found": math.nan,
+    found = compared(table)
+    is_complete = _pairs(found) >= pairs_needed and not _missing(found) and not rows_missing
+    smallest_found = math.nan
+    if len(found):
+        of_each = evaluation.smallest_found(
+            found["error"].to_numpy(), found["dof"].to_numpy(), level, POWER
+        )
+        smallest_found = round(float(np.max(of_each)), 2)
+    return {
+        "pairs": _pairs(found),
+        "pairs_needed": pairs_needed,
+        "could_support": pairs_needed > 0 and is_complete,
+        "contrasts": found["pair"].nunique(),
+        "comparisons": len(found),
+        "on_its_side": int((found["value"] > 0).sum()),
+        "side_low": int((found["low"] > 0).sum()),
+        "side_high": int((found["high"] >= 0).sum()),
+        "smallest_found": smallest_found,
     }
-    if here.pairs == 0:
-        return found
-
-    lines = pd.concat([pair.gains.assign(scale=pair.scale) for pair in here.compared])
-    smallest = evaluation.smallest_found(
-        lines["error"].to_numpy(), lines["dof"].to_numpy(), level, POWER
-    )
-    found["comparisons"] = len(lines)
-    found["on_its_side"] = int((lines["value"] > 0).sum())
-    found["side_low"] = int((lines["low"] > 0).sum())
-    found["side_high"] = int((lines["high"] >= 0).sum())
-    found["smallest_found"] = round(float(np.max(lines["scale"] * smallest)), 2)
-    return found
 
 
-def _rows_run(claim: Claim, in_print: Print, runs: Kept) -> dict[str, str]:
+def _pairs(found: pd.DataFrame) -> int:
+    """How many pairs of rows were compared."""
+    return len(found.drop_duplicates(["statement", "row", "rival"]))
+
+
+def _pairs_needed(claim: Claim, in_print: pd.DataFrame) -> int:
+    """How many pairs of rows a claim is about: those of the print, or as it names them."""
+    printed_pairs = _pairs(compared(in_print))
+    if printed_pairs == 0:
+        # It is drawn, not printed.
+        return claim.named_pairs
+    return printed_pairs
+
+
+def _missing(found: pd.DataFrame) -> list[str]:
+    """The datasets that the claim is about and that are not there."""
+    return list(dict.fromkeys(name for names in found["missing"] for name in names))
+
+
+def _withheld(table: pd.DataFrame) -> str:
+    """Why pairs of rows were not compared, each reason once."""
+    is_withheld = table["row"].notna() & (table["why_not"] != "")
+    return "; ".join(table.loc[is_withheld, "why_not"].unique())
+
+
+def _rows_run(claim: Claim, paper: Paper, runs: Kept) -> dict[str, str]:
     """`rows_run`, those of the claim's rows that were run here, and `rows_missing`, the others."""
     run: dict[str, None] = {}
     missing: dict[str, None] = {}
@@ -180,7 +247,7 @@ def _rows_run(claim: Claim, in_print: Print, runs: Kept) -> dict[str, str]:
         kept_rows = list(runs.tables.get(one.table, pd.Series(dtype=object)).index)
         if one.table in runs.measured:
             kept_rows += measures.bounds([*one.winners, *one.rivals])
-        for name in _rows_of(one, in_print, kept_rows):
+        for name in _rows_of(one, paper, kept_rows):
             if name in kept_rows:
                 run[name] = None
             else:
@@ -188,34 +255,22 @@ def _rows_run(claim: Claim, in_print: Print, runs: Kept) -> dict[str, str]:
     return {"rows_run": ", ".join(run), "rows_missing": ", ".join(missing)}
 
 
-def _rows_of(one: Statement, in_print: Print, kept_rows: list[str]) -> list[str]:
+def _rows_of(one: Statement, paper: Paper, kept_rows: list[str]) -> list[str]:
     """The rows that a statement is about: those of the print, or as they are named."""
     known = kept_rows
-    if one.table in in_print.tables:
-        known = list(in_print.tables[one.table].index)
+    if one.table in paper.tables:
+        known = list(paper.tables[one.table].index)
     found = []
     for pattern in [*one.winners, *one.rivals]:
         found += fnmatch.filter(known, pattern) or [pattern]
     return found
 
 
-def _deciding(found: Mapping[str, Evidence]) -> dict[str, str]:
-    """The pair of rows that decides each claim, pairs of the same runs under one name."""
-    names: dict[Hashable, str] = {}
-    deciding = {}
-    for claim, here in found.items():
-        deciding[claim] = ""
-        if here.decides is not None:
-            label = " and ".join([here.decides.row, here.decides.other])
-            deciding[claim] = names.setdefault(here.decides.contrast, label)
-    return deciding
-
-
-def _sharing(found: Mapping[str, Evidence]) -> dict[str, str]:
+def _sharing(here: Mapping[str, pd.DataFrame]) -> dict[str, str]:
     """The other claims with which each claim shares a comparison of the same runs."""
-    compared = {name: {pair.contrast for pair in here.compared} for name, here in found.items()}
+    pairs = {name: set(compared(table)["pair"]) for name, table in here.items()}
     sharing = {}
-    for name, mine in compared.items():
-        others = [other for other in compared if other != name and mine & compared[other]]
+    for name, mine in pairs.items():
+        others = [other for other in pairs if other != name and mine & pairs[other]]
         sharing[name] = ", ".join(others)
     return sharing

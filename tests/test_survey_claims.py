@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from puma_study import claims, measures, verdicts
-from puma_study.claims import Claim, Pair, Statement
+from puma_study.claims import Claim, Judgement, Statement
 from puma_study.contrasts import NotTestable
 from pumalib import losses, paths
 
@@ -349,44 +349,73 @@ def test_what_cannot_be_judged_says_why(profile):
     assert card.at["mining-helps", "why"] == said
 
 
-def pair(value, error, other="default"):
-    gains = {"value": value, "low": value - 2 * error, "high": value + 2 * error}
-    gains |= {"p_greater": 0.5, "p_less": 0.5, "error": error, "dof": 30.0}
-    lines = pd.DataFrame(gains, index=["harmonic"])
-    return Pair("changed", other, lines, frozenset([value]))
+def compared(values, error, apart):
+    """A statement's comparisons with these values, in points, of which one should lie `apart`."""
+    lines = []
+    for value in values:
+        numbers = {"value": value, "low": value - 2 * error, "high": value + 2 * error}
+        numbers |= {"p_greater": 0.5, "p_less": 0.5, "error": error, "dof": 30.0}
+        lines.append({"row": "changed", "rival": "default", "column": "harmonic", **numbers})
+    return pd.DataFrame(lines).assign(statement=0, share=1.0, apart=apart, why_not="")
 
 
 @pytest.mark.parametrize(
-    ("values", "error", "above", "below"),
+    ("values", "error", "supports", "contradicts"),
     [
         # One of them is 4 points away, to either side: by Bonferroni 2 sides of 2 comparisons.
-        ((0.0, 0.05), 0.01, 4 * stats.t.sf(4, 30), None),
-        ((0.0, -0.05), 0.01, 4 * stats.t.sf(4, 30), None),
+        ((0.0, 5.0), 1.0, 4 * stats.t.sf(4, 30), None),
+        ((0.0, -5.0), 1.0, 4 * stats.t.sf(4, 30), None),
         # All are nearer than a point: the worst decides.
-        ((0.0, 0.005), 0.001, None, stats.t.cdf(-5, 30)),
+        ((0.0, 0.5), 0.1, None, stats.t.cdf(-5, 30)),
     ],
 )
-def test_sensitive_is_farther_than_so_many_points(values, error, above, below):
-    statement = Statement("t", ["changed"], ["default"], apart=1)
-    judged = claims._judged(statement, [pair(value, error) for value in values])
-    assert judged.tests_against == 1
-    if above is not None:
-        assert judged.above == pytest.approx(above)
-        assert judged.below > 0.9
-    if below is not None:
-        assert judged.below == pytest.approx(below)
-        assert judged.above == 1
+def test_sensitive_is_farther_than_so_many_points(values, error, supports, contradicts):
+    # Against it is one test, whatever the number of comparisons.
+    judgement = claims.judge(compared(values, error, apart=1.0))
+    if supports is not None:
+        assert judgement.supports == pytest.approx(supports)
+        assert judgement.contradicts > 0.9
+    if contradicts is not None:
+        assert judgement.contradicts == pytest.approx(contradicts)
+        assert judgement.supports == 1
+
+
+def test_all_statements_must_hold_each_for_its_share_of_comparisons():
+    lines = [
+        # Two of three must be above, so that one may fail.
+        (0, 0.6, 1.0, 0.6, 0.4),
+        (0, 0.6, -9.0, 0.99, 0.01),
+        (0, 0.6, -8.0, 0.98, 0.02),
+        (1, 1.0, 5.0, 0.001, 0.999),
+    ]
+    names = ["statement", "share", "value", "p_greater", "p_less"]
+    table = pd.DataFrame(lines, columns=names).assign(apart=np.nan, why_not="")
+    judgement = claims.judge(table)
+    assert judgement.decides["value"] == -8, "the weakest of the two that must be above"
+    assert judgement.supports == 1, "2 x 0.98"
+    # Two below are too many: the second smallest, by Bonferroni over four comparisons.
+    assert judgement.contradicts == pytest.approx(4 * 0.02)
+
+    table.loc[2, "why_not"] = "one seed"
+    without = claims.judge(table)
+    # Of two comparisons both must be above.
+    assert without.decides["value"] == -9
+    assert without.contradicts == pytest.approx(3 * 0.01)
+
+    table.loc[3, "why_not"] = "no row"
+    assert claims.judge(table) is None, "a statement is left without comparisons"
 
 
 def test_a_claim_that_is_untestable_is_never_compared():
     claim = Claim("x", "1", "x", [], untestable="no such thing")
-    said = claims.evidence(claim, claims.Print({}))
-    assert (said.above, said.why) == (None, "no such thing")
+    table = claims.comparisons(claim, claims.Paper({}))
+    assert table["why_not"].tolist() == ["no such thing"]
+    assert claims.judge(table) is None
 
 
 @pytest.mark.parametrize(("is_complete", "counts"), [(True, (0.2, 0.01)), (False, (1.0, 1.0))])
 def test_what_was_not_run_may_be_the_one_that_lies_apart(is_complete, counts):
     statement = Statement("t", ["changed", "changed more"], ["default"], apart=1)
     claim = Claim("sensitive", "1", "x", above=[statement])
-    here = claims.Evidence(above=0.2, below=0.01, why="")
-    assert verdicts._chances(claim, here, is_complete) == counts
+    here = Judgement(supports=0.2, contradicts=0.01, decides=pd.Series())
+    assert verdicts._p_values(claim, here, is_complete) == counts
