@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .runs import list_runs as list_runs
     from .runs import run_of as run_of
     from .show import marked as marked
-    from .show import plain as plain
+    from .text import plain as plain
     from .verdicts import scorecard as scorecard
 
 # Functions and classes, by the module they are in.
@@ -51,7 +51,8 @@ _HOMES = {
     "results": ["Results", "collect"],
     "rows": ["embed_kept", "embeddings", "loss_of", "model", "run_all", "specific"],
     "runs": ["list_runs", "run_of"],
-    "show": ["marked", "plain"],
+    "show": ["marked"],
+    "text": ["plain"],
     "verdicts": ["scorecard"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

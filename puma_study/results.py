@@ -13,7 +13,7 @@ from pumalib.config import Profile
 from . import claims, contrasts, store, verdicts
 from .printed import METHOD_OF_ROW, comparable
 from .record import FinishedRun
-from .show import with_interval
+from .text import with_interval
 
 if TYPE_CHECKING:
     from IPython.display import Markdown

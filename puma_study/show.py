@@ -1,4 +1,4 @@
-"""Numbers with intervals as text, and tables as HTML that GitHub and JupyterLab show alike."""
+"""Tables as HTML that GitHub and JupyterLab show alike."""
 
 import html
 import re
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 IN_BRACKETS = re.compile(r" ([\[(].*?[])])")
 # The number, once the brackets are on a line below it: "71.2" of "71.2<br><small>[70.1]</small>".
 NUMBER = re.compile(r"^[^<]+")
-# Characters that format in Markdown.
-MARKS = re.compile(r"[\\`*_\[\]$|~#]")
 PADDING = {"selector": "td, th", "props": "padding: 0.3em 0.2em"}
 # HTML tags of the best and of the second, by rank.
 TAGS = {1: "b", 2: "u"}
@@ -36,18 +34,6 @@ def marked(table: pd.DataFrame, values: pd.DataFrame) -> "Styler":
             texts[name] = texts[name].where(places[name] != place, tagged)
     styled = texts.style.set_table_styles([PADDING])
     return styled.format_index(_heading, axis=0).format_index(_heading, axis=1)
-
-
-def with_interval(value: float, low: float, high: float, *, sign: str = "", digits: int = 1) -> str:
-    """A number with its interval, "71.2 [70.1, 72.3]"; `sign` is "+" for a difference."""
-    form = f"{sign}.{digits}f"
-    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
-
-
-def plain(name: str) -> str:
-    """A dataset's name escaped for Markdown: without tags, line breaks or formatting."""
-    in_one_line = " ".join(name.split())
-    return MARKS.sub(r"\\\g<0>", html.escape(in_one_line, quote=False))
 
 
 def _heading(name: Any) -> str:

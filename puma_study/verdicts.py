@@ -24,7 +24,7 @@ from .claims import (
     kept,
     read_claims,
 )
-from .show import with_interval
+from .text import with_interval
 
 LEVEL = 0.05  # of the corrected p-values
 POWER = 0.8  # with which a comparison finds the differences of `smallest_found`

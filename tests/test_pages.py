@@ -7,6 +7,7 @@ import functools
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -56,7 +57,11 @@ def test_rows_stand_beside_their_loss_where_every_seed_has_one(kept, monkeypatch
     losses = {"first": 1.0, "second": 2.0}
     monkeypatch.setattr(kept, "names", lambda key, profile: list(losses))
     monkeypatch.setattr(kept, "levels", lambda key, profile, column: (50.0, 40.0, 60.0))
-    monkeypatch.setattr(page_rows.store, "record", lambda name, _: {"open_loss": losses[name]})
+
+    def record(name, profile):
+        return SimpleNamespace(open_loss=losses[name])
+
+    monkeypatch.setattr(page_rows.store, "record", record)
 
     def lines():
         table = page_parts.rows_table(kept, ["puma"], losses=True, parameters=False, printed=False)

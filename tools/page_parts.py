@@ -8,7 +8,7 @@ import pandas as pd
 from scipy import stats
 
 from puma_study import printed, runs
-from puma_study.show import with_interval
+from puma_study.text import with_interval
 from pumalib import evaluation, paths
 
 from .page_rows import ABOVE, ACROSS, Kept

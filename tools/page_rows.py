@@ -10,7 +10,7 @@ import pandas as pd
 import yaml
 
 from puma_study import contrasts, printed, results, store
-from puma_study.show import with_interval
+from puma_study.text import with_interval
 from pumalib import config, evaluation, paths
 from pumalib.evaluation import Averages
 

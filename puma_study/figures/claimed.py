@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..show import with_interval
+from ..text import with_interval
 from .row_styles import BLACK, BLUE, FALSE, GREY, OURS, TRUE
 from .style import PAGE_WIDTH, empty_panels, finish, styled
 
