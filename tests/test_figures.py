@@ -233,6 +233,10 @@ class TestRowStyles:
             assert figures.shown(row) == figures.shown(method), row
             assert figures.styles_of([row])[row] == figures.styles_of([method])[method], row
 
+    def test_a_method_with_a_loss_has_both_names_and_a_loss_with_a_setting_its_own(self):
+        assert figures.shown("full, npair") == "Full fine-tuning, N-pair"
+        assert figures.shown("CurricularFace, margin") == "CurricularFace, margin"
+
     def test_full_fine_tuning_has_one_name(self):
         names = ("full", "full fine-tuning", "universal CurricularFace")
         assert {figures.shown(name) for name in names} == {"Full fine-tuning"}

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from pumalib.config import METHODS
+
 # Distinct for a colour-blind reader, and none of them green, vermilion or PUMA's.
 BLUE = "#0173b2"
 AMBER = "#de8f05"
@@ -177,8 +179,8 @@ def shown(name: object) -> str:
     method, _, loss = text.partition(", ")
     if text in NAMES:
         text = NAMES[text]
-    elif method in NAMES and loss in NAMES:
-        text = f"{NAMES[method]}, {NAMES[loss]}"
+    elif method in METHODS and loss in NAMES:
+        text = f"{shown(method)}, {NAMES[loss]}"
     if text.startswith("_"):
         return UNSEEN + text
     return text
