@@ -278,7 +278,9 @@ def test_plan_run_and_kept(results, capsys):
         executed.cells[1].source.strip().endswith('overrides = {"seeds": [0, 1]}')
     )  # and no address
     assert [(o.name, o.text) for o in executed.cells[-1].outputs] == [("stdout", "here\n")]
-    assert not executed.cells[-2].outputs and "papermill" not in json.dumps(executed)
+    (output,) = executed.cells[-2].outputs
+    assert output.text.startswith("table ") and output.text.endswith("/smoke/first.csv\n")
+    assert "papermill" not in json.dumps(executed)
     assert "missing_name" in (results / "03_broken.failed.ipynb").read_text()
 
     assert main(["run", "01", "02", "--seeds", "2", "--kept"]) == 0
