@@ -1,17 +1,18 @@
-"""The study of the paper: from the rows of a table to their results.
+"""The study of the paper: from the rows of a table to their results.  It needs the checkout.
 
-Read `rows` first, whose `run_all` trains what is missing.  `store` keeps finished runs, a `record`
-each, and `runs` lists them; `contrasts` compares rows of them, with the `groups` of their classes
-if asked, and `results` and `show` make tables, which the `cells` of notebooks write.  `printed` has
-the paper's numbers, `claims` what they and kept runs say of its claims and the survey's, `measures`
-what is no accuracy, and `verdicts` the scorecard.  `planning` and `notebooks` say and do what a
-notebook would train, and `needs` what of a GPU; `one_run` is a run by itself, `search` finds
-settings by method and rates by loss, `analysis` looks into trained models, `scale` counts what a
-loss costs, `survey` has what the notebooks on the survey's losses share, and `findings` shows at
-the top of a notebook what was found.
+Read `rows` first: its `run_all` trains the missing runs of a table.
 
-It needs the checkout.  Notebooks `import puma_study as study`: these names come when they are first
-asked for, so that `--help` imports nothing that takes time.
+- Runs: `record` (one run), `store` (files of kept runs), `runs` (list, compare, verify), `one_run`
+  (train one), `search` (settings by method, rates by loss), `needs` (memory and hours).
+- Comparisons: `contrasts` (differences of rows), `groups` (classes that belong together), `results`
+  (a table of rows), `show` and `text` (how it is displayed), `figures`.
+- The paper: `printed` (its tables), `claims` (its claims as comparisons), `measures` (times and
+  shares), `verdicts` (the scorecard).
+- Notebooks: `planning` and `notebooks` (plan and execute), `cells` (shared code), `findings` (their
+  first lines), `analysis` (trained models), `survey` and `scale` (the survey's losses).
+
+Notebooks `import puma_study as study`.  Names are imported when first used, so that `--help` stays
+fast.
 """
 
 import importlib

@@ -3,8 +3,8 @@
 `contrast` is the one function that compares rows; `difference` and `interaction` give it the usual
 ones, by the names of their runs, and `kept_difference` and `kept_interaction` by their settings.
 Every comparison is one table: a line per dataset, "unified", "harmonic" and what `averages` asks
-for; columns value, low and high (95 %), p_greater and p_less, error and dof, as of
-`evaluation.contrast`, and the number of seeds.
+for; columns value, low and high (95 %), p_greater and p_less, error and dof, as
+`evaluation.contrast` has them, and the number of seeds.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,7 +31,7 @@ PLAIN = Averages()
 
 
 class NotTestable(ValueError):  # noqa: N818 - a verdict of the scorecard, not a fault
-    """What is asked cannot be told from the runs, rows or columns that there are."""
+    """The runs, rows or columns at hand cannot answer the question."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Row:
 def contrast(
     rows: Sequence[Row], averages: Averages = PLAIN, units: Units = store.classes
 ) -> pd.DataFrame:
-    """The sum of some rows' accuracies, each with its sign, as the module's docstring has it.
+    """The signed sum of rows' accuracies, as the table that the module's docstring describes.
 
-    Seeds that all rows have count, each row with the `spread` of all its seeds.  `units` are drawn
-    by the bootstrap: classes, or with `groups.numbers` the groups of classes.  Rows that share a
-    run are compared seed by seed alone: their errors are no independent ones.  Raises NotTestable
+    Only seeds that all rows have count; each row has the `spread` of all its seeds.  The bootstrap
+    draws `units`: classes, or with `groups.numbers` the groups of classes.  Rows that share a run
+    are compared seed by seed only, since their errors are not independent.  Raises NotTestable
     where there is no common seed, or the rows were tested on unlike queries.
     """
     by_seed = [_by_seed(row) for row in rows]
@@ -122,13 +122,13 @@ def of_runs(one: tuple[str, str | Path], other: tuple[str, str | Path]) -> pd.Da
 
 
 def in_points(table: pd.DataFrame) -> pd.DataFrame:
-    """A table as of `contrast` in points of accuracy: points, low, high and seeds."""
+    """A table of `contrast` in points of accuracy: points, low, high and seeds."""
     points = 100 * table[["value", "low", "high"]]
     return points.rename(columns={"value": "points"}).assign(seeds=table["seeds"])
 
 
 def _by_seed(row: Row) -> dict[int, FinishedRun]:
-    """The records of a row by their seeds, an ensemble's being that of its members."""
+    """The records of a row by seed; the seed of an ensemble is its members'."""
     found: dict[int, FinishedRun] = {}
     records = store.records(row.names, row.profile)
     for name in row.names:
@@ -180,8 +180,8 @@ def _require_same_queries(terms: Sequence[evaluation.Term], names: Sequence[str]
 def kept_seeds(run: Run, profile: Profile) -> dict[int, str]:
     """The names of the kept runs that are `run` at one of the profile's seeds, by seed.
 
-    Raises store.NotKept where there is none, ValueError or OSError where its data or weights are
-    not on this machine, so that its name cannot be told.
+    Raises store.NotKept if there is none, ValueError or OSError if its data or weights are not on
+    this machine, so that its name is unknown.
     """
     kept = store.read(profile.name)
     found = {}
@@ -234,7 +234,7 @@ def kept_accuracies(run: Run, profile: Profile) -> pd.Series:
     return pd.concat(of_seeds, axis=1).mean(axis=1)
 
 
-# ---- how far the seeds of a row lie apart
+# ---- the spread of a row's seeds
 
 # (dataset, queries) of each dataset, and of "unified".
 Queries = tuple[tuple[str, int], ...]
@@ -243,13 +243,12 @@ Queries = tuple[tuple[str, int], ...]
 def spread(
     records: Sequence[FinishedRun], profile: str | Path, averages: Averages
 ) -> Spread | None:
-    """How far the seeds of a row lie apart, by the records of their runs; None where it is one.
+    """The spread of a row's seeds, from the records of their runs; None for a single seed.
 
     All rows of a profile that were tested on the same queries help each other
     (`evaluation.pooled_spreads`), so that keeping further rows can change an interval a little.
-    Rows are what their settings say: runs that differ by their seed alone.  Rows with few images a
-    class, whose seeds draw the images too, help each other alone: they lie farther apart by what
-    the images add.
+    A row is all runs that differ by their seed alone.  Rows with few images a class are pooled
+    among themselves: their seeds draw the images too, which adds to their spread.
     """
     if len(records) < 2:
         return None
@@ -274,7 +273,7 @@ def _of_rows(
 ) -> dict[str, Spread]:
     """The spreads of all rows of a profile with these queries, by their settings.
 
-    `states` are those of its files: where they change it is another question.
+    `states` of its files are part of the cache's key: changed files are read again.
     """
     of_all_images: dict[str, list[dict[str, float]]] = {}
     of_drawn_images: dict[str, list[dict[str, float]]] = {}

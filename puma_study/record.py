@@ -106,8 +106,8 @@ class _InOrder(BaseModel):
         return {key: written[key] for key in self._keys}
 
 
-class Row(_InOrder):
-    """The accuracies of a dataset, of "unified" or of "harmonic", as fractions."""
+class Accuracies(_InOrder):
+    """The accuracies of a dataset, "unified" or "harmonic", as fractions."""
 
     # Further ones, as R@2, and the bounds of intervals, as R@1_low.
     __pydantic_extra__: dict[str, Fraction] = Field(init=False)
@@ -206,7 +206,7 @@ class FinishedRun(Record):
     parameters: Parameters
     seconds: Amount
     images_per_second: Amount | None
-    table: list[Row]
+    table: list[Accuracies]
     packed_hits: dict[str, str] = Field(alias="hits")
     packed_classes: dict[str, str] = Field(alias="classes")
 

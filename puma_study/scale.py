@@ -102,7 +102,7 @@ def share_of_pairs(loss: Loss, x: Tensor, labels: Tensor) -> float:
 
 
 class Spent(NamedTuple):
-    """What a training has cost until a step: CPU seconds, those of the loss among them.
+    """The cost of a training up to a step: CPU seconds in all, and in the loss alone.
 
     `images` were seen; `pairs` is the mean of `share_of_pairs`, NaN before the first step.
     """
@@ -125,20 +125,21 @@ def timed_training(
     seed: int,
     steps: int,
 ) -> Iterator[Spent]:
-    """Train on `images` (n, 3, size, size), and say before each step, and at the end, what it cost.
+    """Train on `images` (n, 3, size, size); gives the cost before each step and at the end.
 
-    `shape` of a batch is its classes, images of each, and whether an image may stand in it twice.
+    `shape` of a batch: its classes, images of each, and whether an image may be drawn twice.
     """
     seconds = 0.0
     seconds_of_loss = 0.0
     asked: list[float] = []
     classes, of_each, _ = shape
+    in_list = labels.tolist()
     for step in range(steps + 1):
         pairs = float(np.mean(asked)) if asked else float("nan")
         yield Spent(step, seconds, seconds_of_loss, step * classes * of_each, pairs)
         if step == steps:
             break
-        batch, *_ = batches.class_batches(labels.tolist(), *shape, seed, epoch=step)
+        batch, *_ = batches.class_batches(in_list, *shape, seed, epoch=step)
         begin = time.process_time()
         x = model(images[batch])
         begin_of_loss = time.process_time()
@@ -156,8 +157,7 @@ def in_turns(
 ) -> pd.DataFrame:
     """CPU milliseconds of steps, by turns that alternate between them: a line per step and turn.
 
-    A turn more warms up.  In a turn a step is taken as often as `times` says, once where it says
-    nothing, and its mean counts.
+    A turn more warms up.  Each turn is the mean of `times[name]` calls, one unless given.
     """
     lines = []
     for turn in range(turns + 1):

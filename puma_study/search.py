@@ -60,7 +60,7 @@ class Grid(Protocol[AnyTrial]):
 
     @property
     def columns(self) -> list[str]:
-        """Of the `table`."""
+        """The columns of the `table`."""
 
     def wanted(self, scores: Mapping[AnyTrial, float]) -> list[AnyTrial]:
         """The trials to be run next; none where the search is finished."""
@@ -266,7 +266,7 @@ class MethodGrid:
 
     @property
     def columns(self) -> list[str]:
-        """Of the `table`."""
+        """The columns of the `table`."""
         of_trial = ["row", "rate", "knob", "value", "seed", "epochs", "mirrored"]
         return [*of_trial, "harmonic", "unified", "open_loss", "run", "chosen"]
 
@@ -619,7 +619,7 @@ class LossGrid:
 
     @property
     def columns(self) -> list[str]:
-        """Of the `table`."""
+        """The columns of the `table`."""
         return ["family", "loss", "rate", "harmonic", "unified", "run", "chosen"]
 
     def wanted(self, scores: LossScores) -> list[LossTrial]:

@@ -59,19 +59,19 @@ def make(name: str, num_classes: int, dim: int) -> Loss:
 
 
 def masks(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The positives and the negatives of each anchor, (N, N) both, of labels (N,)."""
+    """The positives and the negatives of each anchor, both (N, N), for labels (N,)."""
     same = labels[:, None] == labels
     positive = same.clone().fill_diagonal_(False)
     return positive, ~same
 
 
 def all_triplets(positive: Tensor, negative: Tensor) -> Tensor:
-    """The cube (N, N, N), anchor by positive by negative, of what is a triplet."""
+    """Which of (N, N, N), anchor by positive by negative, are triplets."""
     return positive[:, :, None] & negative[:, None, :]
 
 
 def hinges(d: Tensor, margin: float) -> Tensor:
-    """The cube (N, N, N) of the hinges of distances d (N, N), of triplets and of what is none."""
+    """The hinges (N, N, N) of distances d (N, N), for every combination, triplet or not."""
     return (d[:, :, None] - d[:, None, :] + margin).relu()
 
 
@@ -90,9 +90,9 @@ class Heads(NamedTuple):
     images: int
 
     def features(self) -> tuple[Tensor, Tensor]:
-        """What the frozen backbone makes of the training images, (n, D), and their labels, (n,).
+        """Frozen features of the training images, (n, D), and their labels, (n,).
 
-        Not normalised: as a head sees them.
+        They are not normalised, as a head sees them.
         """
         profile = self.profile
         frozen = profile.run("pretrained")
@@ -126,9 +126,10 @@ class Heads(NamedTuple):
         decay = self.recipe.weight_decay
         optimizer = torch.optim.AdamW(head.parameters(), lr=rate, weight_decay=decay)
         shape = (self.classes, self.images, self.recipe.repeat_images)
+        in_list = labels.tolist()
         step = 0
         while True:
-            for batch in batches.class_batches(labels.tolist(), *shape, seed, epoch=step):
+            for batch in batches.class_batches(in_list, *shape, seed, epoch=step):
                 yield step
                 if step == self.steps:
                     return
@@ -143,7 +144,7 @@ class Heads(NamedTuple):
         return batches.class_batches(labels.tolist(), *shape, seed=10**6, epoch=epoch)
 
     def about(self) -> dict[str, Any]:
-        """All that changes what is measured of heads, for the name of its derived table."""
+        """All settings that change the numbers of heads, for the name of their cached table."""
         profile = self.profile
         few = profile.name == "smoke"
         return {
