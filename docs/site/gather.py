@@ -26,7 +26,13 @@ from pumalib import paths
 HERE = Path(__file__).parent
 
 # The order of the docs pages; a page that is not named here comes last.
-FOUND = ["docs/results.md", "docs/questions.md", "docs/protocol.md", "docs/deviations.md"]
+FOUND = [
+    "docs/results.md",
+    "docs/questions.md",
+    "docs/protocol.md",
+    "docs/protocol-changes.md",
+    "docs/deviations.md",
+]
 USE = ["docs/own-images.md", "docs/running.md", "docs/photos.md", "docs/other-profiles.md"]
 OTHERS = ["CHANGELOG.md", "data/mini/README.md"]
 CARDS = "pumalib/kept/*/README.md"
