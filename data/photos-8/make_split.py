@@ -1,24 +1,29 @@
-"""Writes the image lists of the profiles `photos-8`, `photos-8-balanced` and `photos-8-reversed`.
+"""Writes the image lists of the profiles `photos-8` and `photos-8-*`.
 
     python data/photos-8/make_split.py data/raw/photos-8
 
 Eight datasets of photographs, `<root>/<dataset>/<class>/<image>`.  Of each dataset the first half
-of the sorted classes (rounded up) is for training, the rest for testing, in all three lists;
+of the sorted classes (rounded up) is for training, the rest for testing, in the first three lists;
 Caltech-101's `BACKGROUND_Google`, which is no class, is left out.  All classes of a half are used,
-so the lists differ in images alone, not in classes:
+so these three differ in images alone, not in classes:
 
     split.csv            8,000 training images in the proportions of the paper's Table 1 (17 to 1)
     split-balanced.csv   8,000: half of them for the four large datasets, half for the four small
     split-reversed.csv   8,000: the large ones have what the small ones had, the small ones theirs
+
+Three further lists have the proportions of the first and other classes: those for training are
+drawn by the seed in the name, so that a result does not rest on one split of the classes:
+
+    split-classes-1.csv, split-classes-2.csv, split-classes-3.csv
 
 No dataset can give more images than it has.  Only cars can give the 3,369 of the largest part.  The
 four large ones are chosen so that the four small ones hold enough images to change places with
 them: 7,609, where 6,732 are needed.  Faces have 200 images and flowers 720; where their part would
 be larger, the other three of their four give the rest, so that each four keeps its sum.
 
-The test images are the same in all three lists: 8,000, equally many from each dataset as far as it
-has them.  So a claim about small datasets does not rest on a few hundred queries, and no dataset
-decides unified accuracy alone.  The paper's test sets are as unequal as its training sets.
+The test images are the same in the first three lists: 8,000, equally many from each dataset as far
+as it has them.  So a claim about small datasets does not rest on a few hundred queries, and no
+dataset decides unified accuracy alone.  The paper's test sets are as unequal as its training sets.
 
 Within a dataset the images are spread over its classes as evenly as possible.  The SHA-256 of
 their paths decides which images of a class are taken: if one list has fewer images of a class than
@@ -29,6 +34,7 @@ import hashlib
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from pumalib.data import folders
@@ -43,6 +49,7 @@ SMALL = ["objects_caltech", "animals_tinyimagenet", "clothes", "faces_orl"]
 
 IMAGES = 8_000
 NO_CLASS = "BACKGROUND_Google"
+SEEDS_OF_CLASSES = [1, 2, 3]
 
 
 def shared_out(total: int, weights: list[float], most: list[int]) -> list[int]:
@@ -103,32 +110,51 @@ def choose(half: pd.DataFrame, count: int) -> pd.DataFrame:
 
 
 def main(root: Path) -> None:
-    """Write the three lists beside this file."""
+    """Write the lists beside this file."""
     images = folders.load(root, LARGE + SMALL).images
     images = images[images["class_name"] != NO_CLASS]
-    halved = {dataset: halve(rows) for dataset, rows in images.groupby("dataset", sort=False)}
-    most = {dataset: len(train) for dataset, (train, _) in halved.items()}
-    test_most = [len(test) for _, test in halved.values()]
-    test_counts = shared_out(IMAGES, [1.0] * len(halved), test_most)
-    test = {
-        dataset: choose(rows, count)
-        for (dataset, (_, rows)), count in zip(halved.items(), test_counts, strict=True)
-    }
-    for name, counts in training_images(most).items():
-        parts = []
-        for dataset, (train, _) in sorted(halved.items()):
-            parts.append(choose(train, counts[dataset]).assign(split="train"))
-            parts.append(test[dataset].assign(split="test"))
-        file = Path(__file__).with_name(f"{name}.csv")
-        chosen = pd.concat(parts)[["path", "split"]]
-        chosen.to_csv(file, index=False, lineterminator="\n")
+    by_dataset = dict(iter(images.groupby("dataset", sort=False)))
+    halved = {dataset: halve(rows) for dataset, rows in by_dataset.items()}
+    for name, counts in training_images(most_of(halved)).items():
+        write(name, halved, counts)
+    for seed in SEEDS_OF_CLASSES:
+        random = np.random.default_rng(seed)
+        drawn = {dataset: halve(rows, random) for dataset, rows in by_dataset.items()}
+        write(f"split-classes-{seed}", drawn, training_images(most_of(drawn))["split"])
 
 
-def halve(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The rows of the first half of a dataset's sorted classes, rounded up, and the others."""
+def halve(
+    rows: pd.DataFrame, random: np.random.Generator | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows of half of a dataset's classes, rounded up, and the others.
+
+    The half is the first of the sorted classes; with `random` it is drawn from them.
+    """
     classes = sorted(rows["class_name"].unique())
-    first = rows["class_name"].isin(classes[: (len(classes) + 1) // 2])
-    return rows[first], rows[~first]
+    if random is not None:
+        classes = random.permutation(classes).tolist()
+    in_half = rows["class_name"].isin(classes[: (len(classes) + 1) // 2])
+    return rows[in_half], rows[~in_half]
+
+
+def most_of(halved: dict[str, tuple[pd.DataFrame, pd.DataFrame]]) -> dict[str, int]:
+    """The number of training images that each dataset has."""
+    return {dataset: len(train) for dataset, (train, _) in halved.items()}
+
+
+def write(
+    name: str, halved: dict[str, tuple[pd.DataFrame, pd.DataFrame]], counts: dict[str, int]
+) -> None:
+    """Write a list: `counts` training images of each dataset, and `IMAGES` test images of all."""
+    test_most = [len(test) for _, test in halved.values()]
+    test_counts = dict(zip(halved, shared_out(IMAGES, [1.0] * len(halved), test_most), strict=True))
+    parts = []
+    for dataset, (train, test) in sorted(halved.items()):
+        parts.append(choose(train, counts[dataset]).assign(split="train"))
+        parts.append(choose(test, test_counts[dataset]).assign(split="test"))
+    chosen = pd.concat(parts)[["path", "split"]]
+    file = Path(__file__).with_name(f"{name}.csv")
+    chosen.to_csv(file, index=False, lineterminator="\n")
 
 
 if __name__ == "__main__":
