@@ -1,7 +1,8 @@
 """The findings that a notebook shows at its top, from docs/findings/<profile>.md.
 
 Each of these pages has a heading `## <notebook>` and a few sentences for every notebook that is
-kept executed.  They are written by hand; `tools.pages` writes their numbers and checks them.
+kept executed.  A notebook is kept on several profiles, each with a finding of its own, so they do
+not stand in the notebook itself.
 """
 
 import re
@@ -38,17 +39,9 @@ def found(notebook: str, profile: str) -> "Markdown | None":
 
 
 def read(profile: str) -> dict[str, str]:
-    """The findings of a profile, without markers, by notebook name without its number."""
+    """The findings of a profile, by notebook name without its number."""
     page = paths.ROOT / FOLDER / f"{profile}.md"
     if not page.is_file():
         return {}
     sections = SECTION.finditer(page.read_text(encoding="utf-8"))
-    texts = {}
-    for section in sections:
-        texts[section["notebook"]] = without_markers(section["text"]).strip()
-    return texts
-
-
-def without_markers(text: str) -> str:
-    """A page without its comments, which not every reader of Markdown hides."""
-    return re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    return {section["notebook"]: section["text"].strip() for section in sections}

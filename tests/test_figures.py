@@ -10,7 +10,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from matplotlib.colors import is_color_like, rgb_to_hsv, same_color, to_hex, to_rgb
 from matplotlib.container import ErrorbarContainer
 from matplotlib.lines import Line2D
@@ -23,6 +22,7 @@ from puma_study.figures import Gap, Picture, RowStyle, Text, labels, maps, row_s
 from puma_study.figures.pictures import PICTURE_WIDTH
 from pumalib import config, paths
 from pumalib.data import Benchmark
+from tools import page_rows
 
 DATASETS = ("unified", "a", "b", "harmonic")
 # The shown name of the row VPT
@@ -242,12 +242,11 @@ class TestRowStyles:
         assert {figures.shown(name) for name in names} == {"Full fine-tuning"}
 
     def test_the_pages_call_rows_as_the_figures_do(self):
-        rows = yaml.safe_load((paths.ROOT / "docs" / "pages.yaml").read_text())["rows"]
-        assert len(rows) > 15
-        for row in rows.values():
+        assert len(page_rows.ROWS) > 15
+        for row in page_rows.ROWS.values():
             # A row of named runs is in no figure.
-            if "runs" not in row:
-                assert figures.shown(row["row"]) == row["name"]
+            if not row.runs:
+                assert figures.shown(row.row) == row.name
 
     def test_datasets_have_short_names(self):
         found = set()

@@ -10,8 +10,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from puma_study import findings
 from pumalib import paths
+from tools import pages
 
 FOLDER = paths.ROOT / "docs" / "site"
 RESULTS = paths.ROOT / "results"
@@ -76,14 +76,27 @@ def test_the_contents_name_every_executed_notebook_docs_page_and_room(site):
     assert made <= set(named), made - set(named)
 
 
-def test_home_is_the_readme_with_its_numbers(site):
+def test_home_is_the_readme_with_its_tables(site):
     home = (site / "index.md").read_text(encoding="utf-8")
-    readme = findings.without_markers((paths.ROOT / "README.md").read_text(encoding="utf-8"))
-    verdict = re.search(r"\*\*What we found\.\*\*.*", readme)[0]
-    assert "points below" in verdict and verdict in home
-    rows = [line for line in readme.splitlines() if line.startswith("| PUMA |")]
+    readme = pages.without_markers((paths.ROOT / "README.md").read_text(encoding="utf-8"))
+    finding = re.search(r"- \*\*PUMA did not beat.*", readme)[0]
+    assert finding in home
+    rows = [line for line in readme.splitlines() if line.startswith("| `photos-8` |")]
     assert rows and rows[0] in home
     assert "<!--" not in home
+
+
+def test_the_report_links_to_pages_of_the_site(tmp_path):
+    place = gather.Place(tmp_path, gather.list_notebooks(RESULTS))
+    here = paths.ROOT / "build"
+    text = (
+        '<a href="../docs/protocol.md#order">a</a> <a href="../LICENSE">b</a> <a href="#c">c</a>'
+        '<a\nhref="../results/photos/17_claims.ipynb" title="x">d</a>'
+    )
+    assert gather.with_site_links(text, here, place) == (
+        '<a href="../docs/protocol.html#order">a</a> b <a href="#c">c</a>'
+        '<a href="../results/photos/17_claims.html">d</a>'
+    )
 
 
 def test_executed_notebooks_say_their_profile_and_fold_their_code(site):

@@ -3,23 +3,22 @@
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import yaml
 
-from puma_study import contrasts, printed, results, store
+from puma_study import contrasts, figures, printed, results, store
 from puma_study.text import with_interval
 from pumalib import config, evaluation, paths
 from pumalib.evaluation import Averages
 
-SETTINGS = "docs/pages.yaml"
-
+# The profile whose numbers README.md shows: the trial of docs/protocol.md.
+STAGE = "photos-8"
 # In place of a profile, between two: what the second changes in a difference.
 AGAINST = " against "
-# Where the interval of a difference lies.
-BELOW, ACROSS, ABOVE = "<", "~", ">"
+# Column names of the harmonic mean without one dataset begin so.
+WITHOUT = "harmonic without "
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,72 @@ class Row:
     runs: tuple[str, ...] = ()
 
 
+# The rows that pages speak of by a short name, each a row of results/<profile>/<file>.csv.  The
+# number is that of the paper's table which prints it.
+_METHODS = (
+    ("frozen", "Frozen backbone", "frozen", None),
+    ("linear", "Linear embedding", "Linear Emb.", 2),
+    ("mlp3", "MLP-3", "MLP-3 Emb.", 2),
+    ("vpt", "Visual prompt (VPT)", "VPT", 2),
+    ("pool", "Prompt pool", "conditional", 3),
+    ("lora", "LoRA", "LoRA", 2),
+    ("stochastic-lora", "Stochastic LoRA", "Stochastic LoRA", 7),
+    ("adaptformer", "AdaptFormer", "AdaptFormer", 2),
+    ("static", "Adapter, static", "static", 3),
+    ("stochastic", "Adapter, stochastic", "stochastic", 3),
+    ("puma", "PUMA", "PUMA", 2),
+    ("full", "Full fine-tuning", "universal CurricularFace", 2),
+)
+_MODELS = (
+    ("full-ms", "Full, multi-similarity", "universal MS", 2),
+    ("full-cosface", "Full, CosFace", "universal CosFace", 2),
+    ("full-pa", "Full, Proxy-Anchor", "universal PA", 2),
+    ("specific", "Full, a model per dataset", "specific CurricularFace", 2),
+)
+ROWS = {key: Row(name, "adaptation_methods", row, table) for key, name, row, table in _METHODS}
+ROWS |= {key: Row(name, "main_results", row, table) for key, name, row, table in _MODELS}
+ROWS["full-3e-5"] = Row(
+    "Full fine-tuning, rate 3e-5",
+    row="universal CurricularFace",
+    table=2,
+    runs=(
+        "full-curricularface-3355727c",
+        "full-curricularface-3848302e",
+        "full-curricularface-68ffdecb",
+    ),
+)
+
+# What PUMA is drawn against in the figure of README.md, by profile.
+RIVALS = {
+    "photos-8": (
+        "linear",
+        "pool",
+        "vpt",
+        "mlp3",
+        "stochastic",
+        "adaptformer",
+        "static",
+        "lora",
+        "full",
+        "full-3e-5",
+    )
+}
+
+# The test shares of the paper's Table 1 in the parts of docs/protocol.md.
+SHARES = {
+    "photos-8": (
+        ("cars_196", 60502),
+        ("groceries", 26830),
+        ("birds_cub50", 25653),
+        ("flowers_17", 9929),
+        ("objects_caltech", 8131),
+        ("animals_tinyimagenet", 5924),
+        ("clothes", 5000),
+        ("faces_orl", 4696),
+    )
+}
+
+
 class Difference(NamedTuple):
     """A row minus another in points, with its interval, and as the paper prints it (or NaN)."""
 
@@ -43,15 +108,6 @@ class Difference(NamedTuple):
     low: float
     high: float
     paper: float
-
-    @property
-    def sign(self) -> str:
-        """Where its interval lies: below 0, across it, or above."""
-        if self.high < 0:
-            return BELOW
-        if self.low > 0:
-            return ABOVE
-        return ACROSS
 
     @property
     def text(self) -> str:
@@ -62,15 +118,12 @@ class Difference(NamedTuple):
 class Kept:
     """The numbers of kept runs that pages use, each computed once.
 
-    `stage` is the profile that is meant where none is named; "stage": that of docs/pages.yaml.
+    `stage` is the profile that is meant where none is named.
     """
 
-    def __init__(self, stage: str = "stage") -> None:
-        settings = yaml.safe_load((paths.ROOT / SETTINGS).read_text(encoding="utf-8"))
-        self.stage: str = settings["stage"] if stage == "stage" else stage
-        self.rows = {key: Row(**row) for key, row in settings["rows"].items()}
-        self._rivals: dict[str, list[str]] = settings["rivals"]
-        self._averages: dict[str, dict[str, Any]] = settings["averages"]
+    def __init__(self, stage: str = STAGE) -> None:
+        self.stage = stage
+        self.rows = dict(ROWS)
         self.scorecard = functools.cache(self._scorecard)
         self.results = functools.cache(self._results)
         self._contrast = functools.cache(self._contrasted)
@@ -78,7 +131,7 @@ class Kept:
 
     def profile(self, name: str) -> str:
         """A profile by its name, or the stage where none is named."""
-        return self.stage if name in ("", "stage") else name
+        return name or self.stage
 
     def row(self, key: str) -> Row:
         """A row by its key, or by `file/row`; ValueError where there is none."""
@@ -87,14 +140,8 @@ class Kept:
         file, slash, name = key.partition("/")
         if not slash:
             known = ", ".join(self.rows)
-            raise ValueError(f"{SETTINGS} has no row {key!r}; it has {known}; or write file/row")
-        return Row(name, file, name)
-
-    def rivals(self, profile: str) -> list[str]:
-        """What PUMA is drawn against; ValueError where docs/pages.yaml does not say."""
-        if profile not in self._rivals:
-            raise ValueError(f"{SETTINGS} has no rivals of {profile!r}: list them under `rivals`")
-        return self._rivals[profile]
+            raise ValueError(f"there is no row {key!r}; there are {known}; or write file/row")
+        return Row(figures.shown(name), file, name)
 
     def names(self, key: str, profile: str) -> list[str]:
         """The names of a row's runs; ValueError where none is kept."""
@@ -146,12 +193,10 @@ class Kept:
         large = config.profile(profiles[0]).large or ()
         if len(profiles) > 1:
             return contrasts.interaction(ours, theirs, profiles, large)
-        asked = self._averages.get(profile, {})
-        averages = Averages(
-            large=large,
-            without=tuple(asked.get("without", ())),
-            shares=tuple(asked.get("shares", {}).items()),
-        )
+        averages = Averages(large=large)
+        if profile in SHARES:
+            datasets = tuple(name for name, _ in SHARES[profile])
+            averages = Averages(large=large, without=datasets, shares=SHARES[profile])
         return contrasts.difference(ours[0], theirs[0], profile, averages)
 
     def last_loss(self, key: str, profile: str) -> float:
@@ -220,7 +265,7 @@ def claimed(kept: Kept) -> pd.DataFrame:
     """
     lines = []
     for column in evaluation.OVERALL:
-        for key in kept.rivals(kept.stage):
+        for key in RIVALS[kept.stage]:
             difference = kept.difference("puma", key, kept.stage, column)
             lines.append({"panel": column, "rival": kept.row(key).name, **difference._asdict()})
     table = pd.DataFrame(lines)

@@ -1,19 +1,19 @@
-"""Build the report, docs/report/report.md with its figures, as HTML and PDF.
+"""Build the report, docs/report/report.md with sections of docs/results.md, as HTML and PDF.
 
-pandoc reads the Markdown, with formulas, citations and captions, and writes HTML and Typst source,
+A line "Section: [title](../page.md#anchor)" of the report stands for that section of a docs page,
+so that a sentence has one source.  pandoc reads the Markdown and writes HTML and Typst source,
 which typst compiles to PDF.  Both are Python packages that contain the programs and need no
-network.  `pages` writes the numbers; the figures are drawn here from the same kept runs.
+network.
 """
 
+import os
+import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
 from pathlib import Path
 
-import pandas as pd
-from matplotlib.figure import Figure
-
-from puma_study import figures, findings
-from pumalib import evaluation, paths
+from puma_study import figures
+from pumalib import paths
 
 from . import page_rows, pages
 
@@ -21,28 +21,32 @@ PAGE = "docs/report/report.md"
 SOURCE = (paths.ROOT / PAGE).parent
 # pandoc squeezes tables wider than this into equal columns.
 COLUMNS = 1000
+# Of the width of the text: what stands in results.md is wide enough for a phone.
+PICTURE = "{width=46%}"
 
-FACTORS = (0.25, 1, 4)
-SHOTS = (1, 2, 4, 8, 16)
-KEEP_PROBABILITIES = (0.1, 0.3, 0.5, 0.7, 1.0)
+SECTION = re.compile(r"^Section: \[[^\]]+\]\((?P<page>[^)#]+)#(?P<anchor>[^)]+)\)$", re.MULTILINE)
+HEADING = re.compile(r"^(?P<level>#+) (?P<title>.+)$", re.MULTILINE)
+LINK = re.compile(
+    r"(?P<picture>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^()\s]+)\)"
+    r"(?P<width>\{width=[^}]*\})?"
+)
+ELSEWHERE = re.compile(r"[a-z]+:")
 
 
 def build(folder: Path) -> list[Path]:
     """Write the report to a folder, and return report.html and report.pdf.
 
-    Raises RuntimeError, with the remedy, where pandoc or typst is not installed.
+    Raises RuntimeError, with the remedy, where pandoc or typst is not installed; ValueError where
+    the report names a section that its page does not have.
     """
     pandoc, typst = _tools()
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(SOURCE, folder, dirs_exist_ok=True)
-    shutil.copy(SOURCE.parent / "schematic.svg", folder)
-    draw(page_rows.Kept(pages.list_pages()[PAGE]), folder / "figures")
 
-    # A comment between a table and its caption would separate them.
-    text = (paths.ROOT / PAGE).read_text(encoding="utf-8")
-    source = findings.without_markers(text)
+    source = whole(folder)
     shared = ["--citeproc", "--number-sections", f"--columns={COLUMNS}", "--standalone"]
     shared += [f"--resource-path={folder}", f"--bibliography={folder / 'references.bib'}"]
+    shared.append(f"--metadata=date:{_revision()}")
     reader = "markdown-implicit_header_references"
 
     html = folder / "report.html"
@@ -68,139 +72,92 @@ def _tools() -> tuple:
     return pypandoc, typst
 
 
-# ---- the figures
+def _revision() -> str:
+    """The date and the commit of the checkout; nothing where it is no repository."""
+    command = ["git", "-C", str(paths.ROOT), "log", "-1", "--format=%cs, commit %h"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return said.stdout.strip()
 
 
-def draw(kept: page_rows.Kept, folder: Path) -> list[Path]:
-    """Draw every figure of the report as SVG, and return their files."""
-    drawn = []
-    for name, make in FIGURES.items():
-        drawn.append(figures.save(make(kept), folder / f"{name}.svg"))
-    return drawn
+# ---- the text
+
+
+def whole(folder: Path) -> str:
+    """The report's Markdown with its sections; pictures are copied into the folder."""
+    text = (paths.ROOT / PAGE).read_text(encoding="utf-8")
+
+    def included(found: re.Match) -> str:
+        page = (SOURCE / found["page"]).resolve()
+        part = section(page, found["anchor"])
+        return _with_links(part, page.parent, folder)
+
+    own = SECTION.split(text)
+    # split gives text, page, anchor, text, ...
+    linked = [_with_links(part, SOURCE, folder) for part in own[::3]]
+    sections = [included(found) for found in SECTION.finditer(text)]
+    parts = [linked[0]]
+    for one, other in zip(sections, linked[1:], strict=True):
+        parts += [one, other]
+    # A comment between a table and its caption would separate them.
+    return pages.without_markers("".join(parts))
+
+
+def section(page: Path, anchor: str) -> str:
+    """A section of a page, under a heading one level higher; ValueError where there is none."""
+    text = page.read_text(encoding="utf-8")
+    headings = list(HEADING.finditer(text))
+    anchors = [pages.anchor(found["title"]) for found in headings]
+    if anchor not in anchors:
+        raise ValueError(f"{PAGE}: {paths.shown(page)} has no section {anchor!r}")
+    place = anchors.index(anchor)
+    start = headings[place]
+    ends = [
+        one.start() for one in headings[place + 1 :] if len(one["level"]) <= len(start["level"])
+    ]
+    part = text[start.start() : min(ends, default=len(text))].strip()
+    return HEADING.sub(lambda one: one[0].removeprefix("#"), part)
+
+
+def _with_links(text: str, source: Path, folder: Path) -> str:
+    """Markdown of a folder with links that lead from the report, and its pictures beside it."""
+
+    def led(found: re.Match) -> str:
+        target, hash_, part = found["target"].partition("#")
+        if ELSEWHERE.match(target):
+            return found[0]
+        if not target:
+            # A heading of the page, which need not be in the report; the report's own have marks.
+            return found[0] if part.startswith(("tbl-", "fig-")) else found["text"]
+        file = source / target
+        if found["picture"]:
+            return f"![{found['text']}]({_copied(file, folder)}){found['width'] or PICTURE}"
+        return f"[{found['text']}]({os.path.relpath(file, folder)}{hash_}{part})"
+
+    return LINK.sub(led, text)
+
+
+def _copied(picture: Path, folder: Path) -> str:
+    """A picture's place in the folder, to which it is copied, as SVG where there is one."""
+    drawn = picture.with_suffix(".svg")
+    file = drawn if drawn.is_file() else picture
+    (folder / "figures").mkdir(exist_ok=True)
+    shutil.copy(file, folder / "figures" / file.name)
+    return f"figures/{file.name}"
+
+
+# ---- the figure of README.md
 
 
 def draw_for_readme(kept: page_rows.Kept) -> list[Path]:
     """Draw README.md's figure in results/<stage>, with its numbers, and return its files."""
+    table = page_rows.claimed(kept)
     file = paths.RESULTS / kept.stage / "claimed_and_measured.csv"
     with paths.written_whole(file) as temporary:
-        page_rows.claimed(kept).to_csv(temporary, index=False)
-    figure = claimed(kept)
+        table.to_csv(temporary, index=False)
+    unit = "PUMA minus the rival (points of Recall@1)"
+    figure = figures.claimed_and_measured(table, "PUMA", unit)
     drawn = figures.save(figure, file.with_suffix(".png"))
     return [file, drawn.with_suffix(".svg"), drawn]
-
-
-def claimed(kept: page_rows.Kept) -> Figure:
-    """PUMA minus each rival, as printed and as measured."""
-    unit = "PUMA minus the rival (points of Recall@1)"
-    return figures.claimed_and_measured(page_rows.claimed(kept), "PUMA", unit)
-
-
-def claimed_in_the_trial(_: page_rows.Kept) -> Figure:
-    """The same with the trial's profile, for README.md."""
-    return claimed(page_rows.Kept())
-
-
-def by_dataset(kept: page_rows.Kept) -> Figure:
-    """Three methods minus full fine-tuning by dataset, in order of the frozen backbone's R@1."""
-    datasets = [name for name in kept.results("frozen", kept.stage).wide() if "_" in name]
-    level = {name: kept.levels("frozen", kept.stage, name)["value"] for name in datasets}
-    lines = []
-    for name in sorted(datasets, key=lambda one: -level[one]):
-        place = f"{figures.shown(name)}\n(frozen: {level[name]:.0f}%)"
-        for key in ("puma", "static", "lora"):
-            difference = kept.difference(key, "full", kept.stage, name)
-            line = {"place": place, "row": kept.row(key).name, "value": difference.points}
-            lines.append(line | {"low": difference.low, "high": difference.high})
-    return figures.intervals(pd.DataFrame(lines), "minus full fine-tuning (points)", zero=True)
-
-
-def keep_probability(kept: page_rows.Kept) -> Figure:
-    """Unified R@1 over the keep probability of the adapters (Fig. 7), also on mini."""
-    panels = {}
-    for profile in (kept.stage, "mini"):
-        lines = []
-        for p in KEEP_PROBABILITIES:
-            levels = kept.levels(f"ablations/p = {p}", profile, "unified")
-            lines.append(_line(levels, kept.row("puma").name, p))
-        full = kept.levels("full", profile, "unified")
-        lines.append(_line(full, kept.row("full").name, float("nan")))
-        panels[profile] = pd.DataFrame(lines)
-    return figures.against(panels, "keep probability p", "unified R@1 (%)", joined=True)
-
-
-def loss_and_accuracy(kept: page_rows.Kept) -> Figure:
-    """R@1 over the last training loss, for the rows in `ALIKE`."""
-    panels = {}
-    for column in evaluation.OVERALL:
-        lines = []
-        for key in ALIKE:
-            loss = kept.last_loss(key, kept.stage)
-            levels = kept.levels(key, kept.stage, column)
-            lines.append(_line(levels, kept.row(key).name, loss))
-        panels[column] = pd.DataFrame(lines)
-    return figures.against(panels, "training loss of the last epoch", "R@1 (%)")
-
-
-def training_length(kept: page_rows.Kept) -> Figure:
-    """R@1 on mini over the length of training."""
-    rows = {
-        "full x {}": "full",
-        "puma x {}": "puma",
-        "adaptformer x {}": "adaptformer",
-        "linear x {}": "linear",
-    }
-    return _curves(kept, "training_length", rows, FACTORS, "length of training")
-
-
-def few_shot(kept: page_rows.Kept) -> Figure:
-    """R@1 on mini over the number of training images per class (Fig. 6)."""
-    rows = {"full {}": "full", "PUMA {}": "puma", "linear {}": "linear"}
-    return _curves(kept, "few_shot", rows, SHOTS, "training images a class")
-
-
-def _curves(
-    kept: page_rows.Kept, file: str, rows: Mapping[str, str], places: Sequence[float], xlabel: str
-) -> Figure:
-    """A panel for unified and one for harmonic R@1, with lines from a table of mini.
-
-    `rows` maps a pattern of row names, such as "PUMA {}" to be filled with each place, to the key
-    of its line in docs/pages.yaml.
-    """
-    lines = []
-    for column in evaluation.OVERALL:
-        for pattern, key in rows.items():
-            for place in places:
-                row = f"{file}/{pattern.format(place)}"
-                line = _line(kept.levels(row, "mini", column), kept.row(key).name, place)
-                lines.append({**line, "panel": column, "place": f"{place:g}"})
-    return figures.intervals(pd.DataFrame(lines), "R@1 (%)", joined=True, xlabel=xlabel)
-
-
-def _line(levels: pd.Series, label: str, x: float) -> dict:
-    """A row for `figures.against`, made of `Kept.levels`."""
-    return {"row": label, "x": x, **levels[["value", "low", "high"]]}
-
-
-# Rows with one model for all datasets and CurricularFace, by their keys in docs/pages.yaml.
-ALIKE = (
-    "linear",
-    "mlp3",
-    "vpt",
-    "pool",
-    "lora",
-    "stochastic-lora",
-    "adaptformer",
-    "static",
-    "stochastic",
-    "puma",
-    "full",
-)
-FIGURES: dict[str, Callable[[page_rows.Kept], Figure]] = {
-    "claimed_in_the_trial": claimed_in_the_trial,
-    "claimed": claimed,
-    "by_dataset": by_dataset,
-    "keep_probability": keep_probability,
-    "loss_and_accuracy": loss_and_accuracy,
-    "training_length": training_length,
-    "few_shot": few_shot,
-}

@@ -20,14 +20,18 @@ from typing import Any
 
 import yaml
 
-from puma_study import findings
 from pumalib import paths
+from tools import pages
+from tools.page_rows import STAGE
 
 HERE = Path(__file__).parent
 
 # The order of the docs pages; a page that is not named here comes last.
 FOUND = [
     "docs/results.md",
+    "docs/results-photos.md",
+    "docs/results-mini.md",
+    "docs/results-digest.md",
     "docs/questions.md",
     "docs/protocol.md",
     "docs/protocol-changes.md",
@@ -86,11 +90,10 @@ def copy_settings(place: "Place") -> None:
 def list_notebooks(results: Path) -> dict[str, Path]:
     """Files of executed notebooks, by path such as `results/photos/03_components.ipynb`.
 
-    Notebooks of the profile `stage` come first: a link that names no profile leads to these.
+    Notebooks of the profile `STAGE` come first: a link that names no profile leads to these.
     """
-    settings = yaml.safe_load((paths.ROOT / "docs" / "pages.yaml").read_text(encoding="utf-8"))
     folders = sorted(folder for folder in results.iterdir() if folder.is_dir())
-    folders.sort(key=lambda folder: folder.name != settings["stage"])
+    folders.sort(key=lambda folder: folder.name != STAGE)
     found = {}
     for folder in folders:
         for file in sorted(folder.glob("[0-9]*.ipynb")):
@@ -219,7 +222,7 @@ def _relative(name: str, wanted: str) -> str:
 
 def page(text: str, name: str, place: Place) -> str:
     """A docs page: without its markers, with its links; findings lead to their notebooks."""
-    text = findings.without_markers(text)
+    text = pages.without_markers(text)
     if name.startswith("docs/findings/"):
         profile = Path(name).stem
 
@@ -278,7 +281,7 @@ def template(name: str, place: Place) -> str:
 def _prepare(cell: dict[str, Any], name: str, place: Place) -> None:
     """Fold a cell's code, and make the links of its Markdown lead to the site's pages."""
     if cell["cell_type"] == "markdown":
-        text = findings.without_markers(_source(cell))
+        text = pages.without_markers(_source(cell))
         cell["source"] = with_links(text, name, place)
         return
     tags = cell["metadata"].setdefault("tags", [])
@@ -334,12 +337,34 @@ def write_report(report: Path, place: Place) -> None:
         # Sphinx copies files in _extra next to the built pages.
         if (report / file).is_file():
             place.copy(report / file, f"_extra/report/{file}")
+            if file.endswith(".html"):
+                page = place.site / "_extra" / "report" / file
+                text = with_site_links(page.read_text(encoding="utf-8"), report, place)
+                page.write_text(text, encoding="utf-8")
             links.append(f'<a href="{file}">{label}</a>')
     said = " · ".join(links) or "It was not built for this site: `make report`, then `make site`."
     (place.site / "_extra").mkdir(exist_ok=True)
     parts = ["# The report", f"**{header['title']}.** {header['subtitle']}.", said]
     parts += ["## Abstract", header["abstract"]]
     place.write(REPORT, "\n\n".join(parts))
+
+
+def with_site_links(text: str, report: Path, place: Place) -> str:
+    """The built report with links to the site's pages; without links to files that it lacks."""
+
+    def led(found: re.Match) -> str:
+        target, hash_, part = found["target"].partition("#")
+        if not target or ELSEWHERE.match(target):
+            return found[0]
+        wanted = os.path.relpath(os.path.normpath(report / target), paths.ROOT)
+        if wanted not in place.pages:
+            return found["text"]
+        address = _relative(REPORT, str(Path(wanted).with_suffix(".html")))
+        return f'<a href="{address}{hash_}{part}">{found["text"]}</a>'
+
+    return re.sub(
+        r'<a\s+href="(?P<target>[^"]+)"[^>]*>(?P<text>.*?)</a>', led, text, flags=re.DOTALL
+    )
 
 
 def write_api(place: Place) -> None:

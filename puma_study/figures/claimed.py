@@ -12,25 +12,27 @@ from ..text import with_interval
 from .row_styles import BLACK, BLUE, FALSE, GREY, OURS, TRUE
 from .style import PAGE_WIDTH, empty_panels, finish, styled
 
+# Letters are still read where a phone shows a figure of this width.
+PHONE_WIDTH = 4.6
+
 
 @styled
 def claimed_and_measured(table: pd.DataFrame, ours: str, unit: str) -> Figure:
     """Differences of `ours` minus its rivals: measured, with 95 % intervals, and as printed.
 
     `table` has the columns panel, rival, points, low, high and paper, which may be NaN; rivals are
-    drawn in their order from the top.  `unit` labels the axes.
+    drawn in their order from the top.  `unit` labels the axes.  Panels stand one above the other,
+    so that a phone shows them at a size that can be read.
     """
     rivals = list(dict.fromkeys(table["rival"]))
     titles = list(dict.fromkeys(table["panel"]))
-    figure, axes = empty_panels(1, len(titles), PAGE_WIDTH, 1.5 + 0.27 * len(rivals))
-    for axis, title in zip(axes[0], titles, strict=True):
+    figure, axes = empty_panels(len(titles), 1, PHONE_WIDTH, 0.8 + 0.18 * len(rivals))
+    for axis, title in zip(axes[:, 0], titles, strict=True):
         own = table[table["panel"] == title].set_index("rival").loc[rivals]
         _draw_differences(axis, own)
         axis.set_title(title, pad=18)
-        axis.set(xlabel=unit)
         _name_sides(axis, ours)
-    for axis in axes[0][1:]:
-        axis.set_yticklabels([])
+    axes[-1, 0].set(xlabel=unit)
     return finish(figure, axes)
 
 
