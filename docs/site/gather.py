@@ -193,6 +193,8 @@ def _address(wanted: str, name: str, place: Place) -> str | None:
     """Where a link to a file of the project leads; None for a folder, which has no page."""
     if wanted == "README.md":
         return _relative(name, "index.md")
+    if wanted == "docs/report/report.md":
+        return _relative(name, REPORT)
     if wanted.endswith(".ipynb") and wanted not in place.pages:
         profile = None
         if name in place.notebooks:
