@@ -36,8 +36,15 @@ SURVEY = "survey_claims.yaml"
 
 FROZEN = "frozen"
 FULL = "universal CurricularFace"
+# A trained row collapsed above this mean cosine, or below this share of the frozen backbone's
+# accuracy (docs/protocol.md, "Changes").
+COLLAPSED_COSINE = 0.98
+COLLAPSED_SHARE = 0.5
 # A dataset is large if there are some with so many times the images of others (paper: 17 times).
 LARGE_RATIO = 4
+# A dataset of the paper of which a profile has a part.
+OF_SUBSET = "{} (its subset {})"
+SUBSET = re.compile(r"(.*) \(its subset (.*)\)")
 # In Tables 4 and 6 a row names its backbone, "PUMA ViT-B/16 128"; all others have one backbone.
 SCALE = re.compile(r"ViT-\w")
 
@@ -68,6 +75,7 @@ class Claim:
     collapse: bool = False  # it is about rows that collapse, which others must not do
     quote: str = ""  # of what it is taken from, word for word
     untestable: str = ""  # why nothing here can judge it; it has no statements then
+    needs: str = ""  # where its rows were not run: what it would take, and whether it can be had
 
     @property
     def named_pairs(self) -> int:
@@ -153,10 +161,10 @@ class Kept:
     def difference(self, claim: Claim, one: Statement, row: str, rival: str) -> pd.DataFrame:
         """One row minus another, in points and in columns as of `contrasts.contrast`.
 
-        Measures stay as they are, and `by` is not judged.  Raises NotTestable where the rows were
-        tested on other queries, where full fine-tuning gains nothing over the frozen backbone, or
-        where one of them collapsed: it ends below the frozen backbone.  A claim about collapse is
-        judged all the same.
+        Measures stay as they are, and `by` is not judged.  Columns of `printed.METRICS` are
+        compared by their seeds alone.  Raises NotTestable where the rows were tested on other
+        queries, where full fine-tuning gains nothing over the frozen backbone, or where one of
+        them collapsed, unless the claim is about `collapse`.
         """
         if one.table in self.measured:
             return measures.difference(self.measured[one.table], row, rival)
@@ -171,11 +179,47 @@ class Kept:
                 if full in table and frozen in table:
                     self._require_gain(table[full], table[frozen])
                     break
-            if not claim.collapse:
-                self._require_no_collapse(name, rows[name], rows[frozen])
-        of_accuracies = self._difference(rows[row], rows[rival]).copy()
-        of_accuracies[["value", "low", "high", "error"]] *= 100
+            how = "" if claim.collapse else collapse(rows[name], rows[frozen], self.profile)
+            if how:
+                raise NotTestable(f"{name} collapsed: {how}")
+        found = [self._difference(rows[row], rows[rival])]
+        for suffix, metric in printed.METRICS.items():
+            if any(column.endswith(suffix) for column in one.columns):
+                by_seeds = contrasts.by_seeds(rows[row], rows[rival], self.profile, metric)
+                found.append(by_seeds.rename(index=lambda name, end=suffix: name + end))
+        of_accuracies = pd.concat(found)
+        of_accuracies[["value", "low", "high", "error", "class_error"]] *= 100
         return of_accuracies
+
+    def runs(self, table: TableName, row: str) -> list[str]:
+        """The names of a row's runs; none where there is no such row, or it is one of measures."""
+        if table in self.measured:
+            return []
+        rows = ChainMap(self.tables[table], *self.tables.values())
+        return list(rows.get(row, []))
+
+    def ends_below_frozen(self, table: TableName, row: str) -> bool:
+        """Whether a row ends below its frozen backbone, by the interval in harmonic R@1."""
+        ours = self.runs(table, row)
+        frozen = self.runs(table, reference_rows(row)[0])
+        if not ours or not frozen:
+            return False
+        return bool(self._difference(ours, frozen).at["harmonic", "high"] < 0)
+
+    def by_own_seeds(self, table: TableName, row: str, rival: str, column: str) -> pd.Series:
+        """One row minus another in a column of `comparisons`, in points, by their own seeds alone.
+
+        `low` and `high` are NaN where it is no R@1 of several seeds.
+        """
+        ours = self.runs(table, row)
+        theirs = self.runs(table, rival)
+        if ours and theirs:
+            averages = Averages(large=self.large)
+            found = contrasts.difference(ours, theirs, self.profile, averages, own_seeds=True)
+            name = dataset_of(column)
+            if name in found.index:
+                return 100 * found.loc[name, ["low", "high"]]
+        return pd.Series({"low": math.nan, "high": math.nan})
 
     def identity(self, table: TableName, row: str) -> Hashable:
         """A row is its runs, whatever it is called; one of measures is its place."""
@@ -189,13 +233,32 @@ class Kept:
                 "full fine-tuning is not above the frozen backbone: nothing here could show a gain"
             )
 
-    def _require_no_collapse(self, name: str, row: list[str], frozen: list[str]) -> None:
-        if self._difference(row, frozen).at["harmonic", "high"] < 0:
-            raise NotTestable(f"{name} collapsed: it ends below the frozen backbone")
-
     def _difference(self, ours: list[str], theirs: list[str]) -> pd.DataFrame:
         states = store.states(self.profile)
         return _difference(tuple(ours), tuple(theirs), self.profile, self.large, states)
+
+
+def collapse(row: Sequence[str], frozen: Sequence[str], profile: str) -> str:
+    """How a row of kept runs collapsed, in words; "" where it did not.
+
+    Its embeddings end near one point: the cosine of two images of a batch, mean of the last epoch
+    and of the seeds, is above `COLLAPSED_COSINE`.  Or its harmonic R@1 ends below `COLLAPSED_SHARE`
+    of the frozen backbone's, which alone is asked where no cosine was recorded.
+    """
+    records = [store.record(name, profile) for name in row]
+    last = [record.log[-1].get("cosine", math.nan) for record in records if record.log]
+    cosines = [cosine for cosine in last if math.isfinite(cosine)]
+    if cosines and np.mean(cosines) > COLLAPSED_COSINE:
+        return f"the mean cosine within a batch ends at {np.mean(cosines):.3f}"
+    reached = np.mean([record.accuracy("harmonic") for record in records])
+    untrained = np.mean([store.record(name, profile).accuracy("harmonic") for name in frozen])
+    if reached >= COLLAPSED_SHARE * untrained:
+        return ""
+    how = f"harmonic R@1 ends at {100 * reached:.1f}, below half of the frozen backbone's "
+    how += f"{100 * untrained:.1f}"
+    if not cosines:
+        how += ", and no cosine was recorded"
+    return how
 
 
 @functools.lru_cache(4096)  # claims share their comparisons
@@ -261,7 +324,7 @@ def large(profile: config.Profile) -> tuple[str, ...]:
 
 # ---- the comparisons of a claim
 
-NUMBERS = ["value", "low", "high", "p_greater", "p_less", "error", "dof"]
+NUMBERS = ["value", "low", "high", "p_greater", "p_less", "error", "dof", "class_error"]
 OF_STATEMENT = ["statement", "share", "apart", "in_points"]
 OF_PAIR = ["row", "rival", "pair", "missing"]
 COLUMNS = [*OF_STATEMENT, *OF_PAIR, "column", *NUMBERS, "why_not"]
@@ -388,7 +451,7 @@ def _of_columns(
         there = [name for name in wanted if parts[name] in table.index]
         if there:
             missing = [name for name in wanted if name not in there]
-            formatted = {parts[name]: f"{name} (its subset {parts[name]})" for name in there}
+            formatted = {parts[name]: OF_SUBSET.format(name, parts[name]) for name in there}
             table = table.rename(index=formatted)
             wanted = list(formatted.values())
     for name in wanted:
@@ -397,6 +460,21 @@ def _of_columns(
         if np.isnan(table.at[name, "p_greater"]):
             raise NotTestable(f"{pair}: one seed")
     return table.loc[wanted], tuple(missing)
+
+
+def dataset_of(column: str) -> str:
+    """The column of ours that a column of `comparisons` is."""
+    found = SUBSET.fullmatch(column)
+    return found[2] if found else column
+
+
+def printed_column(column: str) -> str:
+    """The column of the paper that a column of `comparisons` answers for."""
+    found = SUBSET.fullmatch(column)
+    if found:
+        return found[1]
+    whole = [name for name, part in printed.SUBSETS.items() if part == column]
+    return whole[0] if whole else column
 
 
 # ---- what the comparisons say

@@ -1,14 +1,14 @@
-"""Rows of kept runs compared: same queries, same seeds.
+"""Rows of kept runs compared on the same queries.
 
 `contrast` is the one function that compares rows; `difference` and `interaction` give it the usual
 ones, by the names of their runs, and `kept_difference` and `kept_interaction` by their settings.
 Every comparison is one table: a line per dataset, "unified", "harmonic" and what `averages` asks
 for; columns value, low and high (95 %), p_greater and p_less, error and dof, as
-`evaluation.contrast` has them, and the number of seeds.
+`evaluation.contrast` has them, and the number of seeds, of the row with fewest.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -44,16 +44,48 @@ class Row:
 
 
 def contrast(
-    rows: Sequence[Row], averages: Averages = PLAIN, units: Units = store.classes
+    rows: Sequence[Row],
+    averages: Averages = PLAIN,
+    units: Units = store.classes,
+    *,
+    own_seeds: bool = False,
 ) -> pd.DataFrame:
     """The signed sum of rows' accuracies, as the table that the module's docstring describes.
 
-    Only seeds that all rows have count; each row has the `spread` of all its seeds.  The bootstrap
-    draws `units`: classes, or with `groups.numbers` the groups of classes.  Rows that share a run
-    are compared seed by seed only, since their errors are not independent.  Raises NotTestable
-    where there is no common seed, or the rows were tested on unlike queries.
+    Each row is the mean over all its seeds, and has their `spread`, pooled over the profile's rows,
+    or with `own_seeds` that of its own alone (Welch): seeds' errors are independent.
+    Rows that share a run, or have one seed, are compared seed by seed, by the seeds that all have.
+    The bootstrap draws `units`: classes, or with `groups.numbers` the groups of classes.  Raises
+    NotTestable where such rows have no common seed, or the rows were tested on unlike queries.
     """
     by_seed = [_by_seed(row) for row in rows]
+    distinct = {name for row in rows for name in row.names}
+    are_independent = len(distinct) == sum(len(row.names) for row in rows)
+    have_spreads = all(len(records) > 1 for records in by_seed)
+    spreads: list[Spread | None] = [None] * len(rows)
+    if are_independent and have_spreads:
+        for place, (row, records) in enumerate(zip(rows, by_seed, strict=True)):
+            of_row = list(records.values())
+            if own_seeds:
+                spreads[place] = _own_spread(of_row, averages)
+            else:
+                spreads[place] = spread(of_row, row.profile, averages)
+    else:
+        by_seed = _of_common_seeds(rows, by_seed)
+
+    terms = []
+    some_runs = []
+    for row, records, of_seeds in zip(rows, by_seed, spreads, strict=True):
+        hits = {seed: record.hits() for seed, record in records.items()}
+        terms.append(evaluation.Term(hits, row.sign, of_seeds))
+        some_runs.append((next(iter(records.values())).name, row.profile))
+    return _of_terms(terms, some_runs, averages, units)
+
+
+def _of_common_seeds(
+    rows: Sequence[Row], by_seed: Sequence[dict[int, FinishedRun]]
+) -> list[dict[int, FinishedRun]]:
+    """The records of the seeds that all rows have; NotTestable where there is none."""
     common = [seed for seed in by_seed[0] if all(seed in records for records in by_seed)]
     if not common:
         formatted = []
@@ -61,19 +93,7 @@ def contrast(
             seeds = ", ".join(str(seed) for seed in records)
             formatted.append(f"{' '.join(row.names)} (seeds {seeds})")
         raise NotTestable(f"{' and '.join(formatted)} have no seed in common")
-
-    distinct = {name for row in rows for name in row.names}
-    are_independent = len(distinct) == sum(len(row.names) for row in rows)
-    terms = []
-    for row, records in zip(rows, by_seed, strict=True):
-        hits = {seed: records[seed].hits() for seed in common}
-        of_seeds = None
-        if are_independent:
-            of_seeds = spread(list(records.values()), row.profile, averages)
-        terms.append(evaluation.Term(hits, row.sign, of_seeds))
-
-    some_runs = [(records[common[0]].name, row.profile) for row, records in zip(rows, by_seed)]
-    return _of_terms(terms, some_runs, averages, units)
+    return [{seed: records[seed] for seed in common} for records in by_seed]
 
 
 def difference(
@@ -83,9 +103,47 @@ def difference(
     averages: Averages = PLAIN,
     *,
     units: Units = store.classes,
+    own_seeds: bool = False,
 ) -> pd.DataFrame:
     """One row minus another, each given by the names of its seeds' runs: their `contrast`."""
-    return contrast([Row(tuple(ours), profile), Row(tuple(theirs), profile, -1)], averages, units)
+    rows = [Row(tuple(ours), profile), Row(tuple(theirs), profile, -1)]
+    return contrast(rows, averages, units, own_seeds=own_seeds)
+
+
+def by_seeds(
+    ours: Collection[str], theirs: Collection[str], profile: str | Path, metric: str
+) -> pd.DataFrame:
+    """One row minus another in a metric of which no hits are kept, as "MAP@R", like `difference`.
+
+    The error is that of the seeds alone: what other seeds would give on these test classes.  Raises
+    NotTestable where a row has one seed, or a run that both have.
+    """
+    if set(ours) & set(theirs):
+        raise NotTestable("rows that share a run cannot be compared by their seeds")
+    means = []
+    spreads = []
+    counts = []
+    for names in (ours, theirs):
+        records = list(_by_seed(Row(tuple(names), profile)).values())
+        of_row = spread(records, profile, PLAIN, metric)
+        if of_row is None:
+            raise NotTestable(f"{records[0].name} has one seed")
+        scores = pd.DataFrame([_accuracies(record, PLAIN, metric) for record in records])
+        means.append(scores.mean())
+        spreads.append(of_row)
+        counts.append(len(records))
+
+    lines = {}
+    for name in means[0].index:
+        level = [one.value.get(name, mean[name]) for one, mean in zip(spreads, means, strict=True)]
+        of_seeds = [one.variance[name] / count for one, count in zip(spreads, counts, strict=True)]
+        dof = [one.dof[name] for one in spreads]
+        line = evaluation.with_errors(
+            level[0] - level[1], 0.0, np.array(of_seeds), np.array(dof), tested=True
+        )
+        lines[name] = asdict(line)
+    table = pd.DataFrame.from_dict(lines, orient="index").rename_axis("dataset")
+    return table.assign(seeds=min(counts))
 
 
 def interaction(
@@ -157,7 +215,7 @@ def _of_terms(
     """`evaluation.contrast` with the number of seeds; `runs` has a run of each term."""
     _require_same_queries(terms, [name for name, _ in runs])
     table = evaluation.contrast(terms, units(*runs[0]), averages)
-    return table.assign(seeds=len(terms[0].hits))
+    return table.assign(seeds=min(len(term.hits) for term in terms))
 
 
 def _require_same_queries(terms: Sequence[evaluation.Term], names: Sequence[str]) -> None:
@@ -197,7 +255,7 @@ def kept_seeds(run: Run, profile: Profile) -> dict[int, str]:
 def kept_difference(
     ours: Run, theirs: Run, profile: Profile, averages: Averages = PLAIN
 ) -> pd.DataFrame:
-    """R@1 of one run minus another's, over the seeds that are kept of both, `in_points`.
+    """R@1 of one run minus another's, each over all its kept seeds, `in_points`.
 
     `ours` and `theirs` are columns too: the names of the runs.  Errors as of `kept_seeds` and
     `contrast`.
@@ -205,10 +263,8 @@ def kept_difference(
     our_names = kept_seeds(ours, profile)
     their_names = kept_seeds(theirs, profile)
     table = difference(our_names.values(), their_names.values(), profile.name, averages)
-    common = [seed for seed in our_names if seed in their_names]
     return in_points(table).assign(
-        ours=" ".join(our_names[seed] for seed in common),
-        theirs=" ".join(their_names[seed] for seed in common),
+        ours=" ".join(our_names.values()), theirs=" ".join(their_names.values())
     )
 
 
@@ -241,7 +297,7 @@ Queries = tuple[tuple[str, int], ...]
 
 
 def spread(
-    records: Sequence[FinishedRun], profile: str | Path, averages: Averages
+    records: Sequence[FinishedRun], profile: str | Path, averages: Averages, metric: str = "R@1"
 ) -> Spread | None:
     """The spread of a row's seeds, from the records of their runs; None for a single seed.
 
@@ -253,13 +309,21 @@ def spread(
     if len(records) < 2:
         return None
     if records[0].members is not None:
-        return _of_ensemble(records, averages)
-    rows = _of_rows(profile, store.states(profile), _queries(records[0]), averages)
+        return _of_ensemble(records, averages, metric)
+    rows = _of_rows(profile, store.states(profile), _queries(records[0]), averages, metric)
     return rows[_settings(records[0])]
 
 
-def _of_ensemble(records: Sequence[FinishedRun], averages: Averages) -> Spread:
-    tables = pd.DataFrame([_accuracies(record, averages) for record in records])
+def _own_spread(records: Sequence[FinishedRun], averages: Averages) -> Spread:
+    """The spread of a row's seeds by these seeds alone."""
+    if records[0].members is not None:
+        return _of_ensemble(records, averages, "R@1")
+    variance = pd.DataFrame([_accuracies(record, averages) for record in records]).var(ddof=1)
+    return Spread(variance, pd.Series(len(records) - 1.0, variance.index))
+
+
+def _of_ensemble(records: Sequence[FinishedRun], averages: Averages, metric: str) -> Spread:
+    tables = pd.DataFrame([_accuracies(record, averages, metric) for record in records])
     datasets = [name for name, _ in _queries(records[0]) if name != "unified"]
     own = {name: tables[name].to_numpy() for name in datasets}
     searched_in_all = tables.columns.intersection(["unified", evaluation.WEIGHTED])
@@ -269,7 +333,11 @@ def _of_ensemble(records: Sequence[FinishedRun], averages: Averages) -> Spread:
 
 @lru_cache(maxsize=32)
 def _of_rows(
-    profile: str | Path, states: tuple[store.State, ...], queries: Queries, averages: Averages
+    profile: str | Path,
+    states: tuple[store.State, ...],
+    queries: Queries,
+    averages: Averages,
+    metric: str,
 ) -> dict[str, Spread]:
     """The spreads of all rows of a profile with these queries, by their settings.
 
@@ -281,7 +349,7 @@ def _of_rows(
         if record.members is not None or _queries(record) != queries:
             continue
         alike = of_drawn_images if _draws_images(record) else of_all_images
-        alike.setdefault(_settings(record), []).append(_accuracies(record, averages))
+        alike.setdefault(_settings(record), []).append(_accuracies(record, averages, metric))
 
     judged = [name for name, _ in queries] + ["harmonic"]
     spreads: dict[str, Spread] = {}
@@ -309,8 +377,13 @@ def _settings(record: FinishedRun) -> str:
     return run.identity(str(run.data.split), run.pretrained)
 
 
-def _accuracies(record: FinishedRun, averages: Averages) -> dict[str, float]:
-    """R@1 of a run: by dataset, unified, harmonic, and by the other averages."""
+def _accuracies(record: FinishedRun, averages: Averages, metric: str = "R@1") -> dict[str, float]:
+    """A metric of a run: by dataset, unified, harmonic, and R@1 by the other averages."""
+    if metric != "R@1":
+        scores = record.scores()
+        if metric not in scores:
+            raise NotTestable(f"{record.name} was kept without its {metric}")
+        return scores[metric].to_dict()
     if averages.shares:
         return _from_hits(record, averages)
     own = {

@@ -22,6 +22,8 @@ PAPER_DATASETS = ("cub", "cars", "sop", "inshop", "nabirds", "dogs", "flowers", 
 LARGE = ("sop", "inshop")  # "large-scale datasets such as SOP and In-Shop", Sec. 5.1
 SETTINGS = ("params_train_m", "params_total_m", "dim")  # columns of numbers that are no accuracies
 ROUNDING = 0.05  # half a unit of the last printed digit
+# Metrics but R@1, by the end of the names of their columns in Table 12.
+METRICS = {"_map": "MAP@R", "_rp": "RP"}
 WITH_ACCURACIES = range(2, 13)  # Tables 2 to 12
 WITH_PARAMETERS = (2, 3, 4, 6, 7)
 

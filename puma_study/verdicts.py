@@ -39,9 +39,10 @@ def scorecard(
     not printed.  `here`, with Holm's correction over all claims, is supported (all pairs of rows of
     the print were run and are above zero), contradicted (too many are below), undecided, or not
     testable.  What it rests on: the columns of `_rows_run` and `_rests_on`; `withheld`, why pairs
-    of rows that were run were not compared; `decided_by`, the pair of rows of `why`; `value`,
-    `low`, `high` and `in_points`, its numbers; and `shared_with`, the other claims that
-    compare one of its pairs of runs.
+    of rows that were run were not compared; `below_frozen`, rows that were compared and end below
+    the frozen backbone; `decided_by`, the pair of rows of `why`; `value`, `low`, `high` and
+    `in_points`, its numbers, and `own_low` and `own_high`, its interval by the two rows' own seeds
+    alone; and `shared_with`, the other claims that compare one of its pairs of runs.
     """
     claims = read_claims(file)
     paper = Paper(printed.all_tables())
@@ -70,8 +71,10 @@ def scorecard(
             "why": _why(table, judgement, pairs_needed),
             **of_rows,
             "withheld": _withheld(table),
+            "below_frozen": _below_frozen(claim, table, runs),
             **rests_on,
             **_numbers(judgement),
+            **_own_seeds(claim, judgement, runs),
         }
     card = pd.DataFrame.from_dict(lines, orient="index").rename_axis("name")
 
@@ -164,6 +167,16 @@ def _numbers(judgement: Judgement | None) -> dict[str, Any]:
     return judgement.decides[["value", "low", "high", "in_points"]].to_dict()
 
 
+def _own_seeds(claim: Claim, judgement: Judgement | None, runs: Kept) -> dict[str, float]:
+    """The interval of the comparison that decides without pooling, as columns of the scorecard."""
+    if judgement is None:
+        return {"own_low": math.nan, "own_high": math.nan}
+    line = judgement.decides
+    table = claim.above[line["statement"]].table
+    own = runs.by_own_seeds(table, line["row"], line["rival"], line["column"])
+    return {"own_low": own["low"], "own_high": own["high"]}
+
+
 def _deciding(judged: Mapping[str, Judgement | None]) -> dict[str, str]:
     """The pair of rows that decides each claim, pairs of the same runs under one name."""
     names: dict[Hashable, str] = {}
@@ -237,6 +250,17 @@ def _withheld(table: pd.DataFrame) -> str:
     """Why pairs of rows were not compared, each reason once."""
     is_withheld = table["row"].notna() & (table["why_not"] != "")
     return "; ".join(table.loc[is_withheld, "why_not"].unique())
+
+
+def _below_frozen(claim: Claim, table: pd.DataFrame, runs: Kept) -> str:
+    """The rows that were compared and end below the frozen backbone."""
+    below: dict[str, None] = {}
+    for line in compared(table).drop_duplicates(["statement", "row", "rival"]).itertuples():
+        of_line = claim.above[line.statement].table
+        for row in (line.row, line.rival):
+            if runs.ends_below_frozen(of_line, row):
+                below[row] = None
+    return ", ".join(below)
 
 
 def _rows_run(claim: Claim, paper: Paper, runs: Kept) -> dict[str, str]:

@@ -25,8 +25,8 @@ def results(tmp_path, monkeypatch):
     any_name(monkeypatch)
 
 
-def keep(row, seed, rates, profile="test", members=None):
-    """Keep a run whose queries hit at a rate for each dataset; its name."""
+def keep(row, seed, rates, profile="test", members=None, more=None):
+    """Keep a run whose queries hit at a rate for each dataset, with `more` scores; its name."""
     rng = np.random.default_rng([*row.encode(), seed])
     hits = {}
     first = {}
@@ -40,7 +40,7 @@ def keep(row, seed, rates, profile="test", members=None):
     table = []
     for name, mean in {**means, "harmonic": float(evaluation.averaged(own)["harmonic"])}.items():
         queries = len(hits.get(name, hits["unified"]))
-        table.append({"dataset": name, "queries": queries, "R@1": mean})
+        table.append({"dataset": name, "queries": queries, "R@1": mean, **(more or {})})
     record = {
         "name": f"{row}-{seed}",
         "environment": {"device": "cpu"},
@@ -109,6 +109,47 @@ def test_a_difference_has_the_variance_of_all_stable_rows():
     of_seeds = sum(np.maximum(variances[name], pooled)["unified"] for name in ("ours", "theirs"))
     expected = np.sqrt(of_classes + of_seeds / 3)
     assert found.at["unified", "error"] == pytest.approx(expected)
+
+
+def test_a_row_may_have_the_spread_of_its_own_seeds_alone():
+    """Welch's error in place of the pooled one, by hand."""
+    ours = keep_row("ours", [0, 0.02, -0.02, 0.01])
+    theirs = keep_row("theirs", [0, 0.1, -0.1])
+    pooled = contrasts.difference(ours, theirs, "test").loc["unified"]
+    own = contrasts.difference(ours, theirs, "test", own_seeds=True).loc["unified"]
+    of_seeds = []
+    for names in (ours, theirs):
+        of_seeds.append(accuracies(names)["unified"].var(ddof=1) / len(names))
+    of_classes = own["error"] ** 2 - sum(of_seeds)
+    dof = own["error"] ** 4 / (of_seeds[0] ** 2 / 3 + of_seeds[1] ** 2 / 2)
+    assert own["value"] == pooled["value"]
+    assert of_classes == pytest.approx(own["class_error"] ** 2, abs=1e-9)
+    assert own["dof"] == pytest.approx(dof)
+    assert own["error"] != pooled["error"]
+
+
+def test_other_metrics_are_compared_by_their_seeds():
+    scores = {"ours": [0.5, 0.6, 0.7], "theirs": [0.2, 0.4], "third": [0.3, 0.3, 0.6]}
+    names = {}
+    for row, values in scores.items():
+        names[row] = []
+        for seed, value in enumerate(values):
+            names[row].append(keep(row, seed, dict.fromkeys(CLASSES, 0.5), more={"MAP@R": value}))
+    found = contrasts.by_seeds(names["ours"], names["theirs"], "test", "MAP@R")
+
+    # Pooled over the three rows: squares 0.02, 0.02 and 0.06 of 2, 1 and 2 degrees of freedom.
+    variance = (0.02 + 0.02 + 0.06) / 5
+    error = np.sqrt(variance / 3 + variance / 2)
+    width = stats.t.ppf(0.975, 5 * (1 / 3 + 1 / 2) ** 2 / (1 / 9 + 1 / 4)) * error
+    line = found.loc["harmonic"]
+    assert line["value"] == pytest.approx(0.6 - 0.3)
+    assert line["error"] == pytest.approx(error)
+    assert line["high"] - line["value"] == pytest.approx(width)
+    assert set(found["seeds"]) == {2}
+    with pytest.raises(contrasts.NotTestable, match="one seed"):
+        contrasts.by_seeds(names["ours"], names["theirs"][:1], "test", "MAP@R")
+    with pytest.raises(contrasts.NotTestable, match="share a run"):
+        contrasts.by_seeds(names["ours"], names["ours"][:2], "test", "MAP@R")
 
 
 def test_rows_whose_seeds_draw_the_images_help_each_other_alone(monkeypatch):

@@ -1,4 +1,4 @@
-"""Rows given by their settings are compared over the seeds that are kept of both."""
+"""Rows given by their settings are compared over the seeds that are kept of each."""
 
 from dataclasses import replace
 
@@ -21,13 +21,13 @@ def names(tmp_path, monkeypatch):
     return kept_runs.keep_three()
 
 
-def test_a_difference_is_of_the_seeds_that_both_have(names):
+def test_a_difference_with_a_row_of_one_seed_is_of_that_seed(names):
     gain = contrasts.kept_difference(RUNS["puma"], RUNS["linear"], SEVERAL)
     expected = contrasts.difference([names["puma"]], [names["linear"]], "test")
     assert gain["points"].to_numpy() == pytest.approx(100 * expected["value"].to_numpy())
     assert set(gain["seeds"]) == {1}
     assert set(gain["ours"]) == {names["puma"]}
-    assert set(gain["theirs"]) == {names["linear"]}
+    assert set(gain["theirs"]) == {f"{names['linear']} {names['again']}"}
 
     hits = [
         store.record(names[key], "test").hits()["aircraft"].mean() for key in ("puma", "linear")

@@ -306,10 +306,44 @@ FEW = [f"{method} {shots}" for method in ("PUMA", "linear", "full") for shots in
 def test_a_claim_about_collapse_is_judged_where_rows_collapse(study_of):
     below_frozen = {name: 0.6 if name.startswith("PUMA") else 0.4 for name in FEW}
     rows = {"frozen": 0.7, "universal CurricularFace": 0.8}
-    card = study_of(main_results=rows | {"PUMA": 0.5}, few_shot=below_frozen)
+    card = study_of(main_results=rows | {"PUMA": 0.3}, few_shot=below_frozen)
     assert card.at["few-shot-linear", "here"] == "supported"
     assert card.at["few-shot-full", "here"] == "supported"
     assert card.at["beats-universal", "here"] == "not testable"
     assert "PUMA collapsed" in card.at["beats-universal", "why"]
-    assert card.at["beats-universal", "withheld"].startswith("PUMA collapsed: it ends below")
+    withheld = card.at["beats-universal", "withheld"]
+    assert withheld.startswith("PUMA collapsed: harmonic R@1 ends at 31.1, below half of")
+    assert withheld.endswith(", and no cosine was recorded")
     assert card.at["few-shot-full", "withheld"] == ""
+
+
+@pytest.mark.parametrize(
+    ("cosines", "accuracy", "how"),
+    [
+        ([0.99, 0.98], 0.6, "the mean cosine within a batch ends at 0.985"),
+        ([0.99, 0.96], 0.6, ""),
+        ([0.2, None], 0.2, "harmonic R@1 ends at 20.0, below half of the frozen backbone's 50.0"),
+        ([None, None], 0.2, "harmonic R@1 ends at 20.0, .*50.0, and no cosine was recorded"),
+        ([None, None], 0.25, ""),
+    ],
+)
+def test_what_collapsed_is_one_point_or_below_half_of_the_frozen_backbone(
+    cosines, accuracy, how, monkeypatch
+):
+    def record(cosine, accuracy):
+        log = [{"cosine": 0.1}, {} if cosine is None else {"cosine": cosine}]
+        return SimpleNamespace(log=log, accuracy=lambda dataset: accuracy)
+
+    records = {"frozen": SimpleNamespace(log=[], accuracy=lambda dataset: 0.5)}
+    for number, cosine in enumerate(cosines):
+        records[f"row-{number}"] = record(cosine, accuracy)
+    monkeypatch.setattr(claims.store, "record", lambda name, profile: records[name])
+    found = claims.collapse(["row-0", "row-1"], ["frozen"], "test")
+    assert re.fullmatch(how, found)
+
+
+def test_a_row_that_lost_to_the_frozen_backbone_is_compared_and_named(study_of):
+    rows = {"frozen": 0.6, "universal CurricularFace": 0.8, "PUMA": 0.7, "MLP-3 Emb.": 0.4}
+    line = study_of(main_results=rows).loc["beats-efficient"]
+    assert (line["pairs"], line["withheld"]) == (1, "")
+    assert line["below_frozen"] == "MLP-3 Emb."

@@ -3,6 +3,7 @@
 import json
 
 import kept_runs
+import pandas as pd
 import pytest
 from filelock import FileLock
 from kept_runs import (
@@ -171,15 +172,29 @@ def keep_by_seeds(row, seeds):
     return kept
 
 
-def test_rows_are_paired_by_seed_whatever_their_order(names):
+def test_rows_of_unlike_seeds_are_compared_by_their_means(names):
     ours = keep_by_seeds("ours", [0, 1, 2])
-    theirs = keep_by_seeds("theirs", [2, 0])
+    theirs = keep_by_seeds("theirs", [2, 3])
     gains = contrasts.difference(ours, theirs, "test")
-    # One seed draws the same hits: paired by place, seed 1 would count.
+    means = []
+    for row in (ours, theirs):
+        of_seeds = [store.record(name, "test").accuracies for name in row]
+        means.append(pd.DataFrame(of_seeds).mean())
+    expected = (means[0] - means[1])[gains.index]
+    assert gains["value"].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    assert (gains["seeds"] == 2).all()
+    assert (gains["p_greater"] > 0).all()
+
+
+def test_a_row_of_one_seed_is_compared_by_that_seed_alone(names):
+    ours = keep_by_seeds("ours", [0, 1, 2])
+    gains = contrasts.difference(ours, keep_by_seeds("theirs", [2]), "test")
+    # One seed draws the same hits.
     assert (gains["value"] == 0).all()
+    assert gains["p_greater"].isna().all()
 
 
-def test_rows_without_a_common_seed_are_not_testable(names):
+def test_rows_without_a_common_seed_are_not_testable_if_one_has_a_single_seed(names):
     ours = keep_by_seeds("ours", [0, 1])
     with pytest.raises(contrasts.NotTestable, match=r"seeds 0, 1.*seeds 2.*no seed in common"):
         contrasts.difference(ours, keep_by_seeds("theirs", [2]), "test")

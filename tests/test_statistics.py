@@ -14,6 +14,7 @@ from pumalib.evaluation import (
     contrast,
     ensemble_spread,
     harmonic_mean,
+    harmonic_shares,
     interval,
     paired_difference,
     pooled_spreads,
@@ -111,6 +112,15 @@ def test_a_difference_is_taken_in_pairs_and_by_classes():
     assert found.at["a", "value"] - found.at["a", "low"] == pytest.approx(expected, rel=0.06)
 
 
+def test_a_point_on_the_lowest_dataset_moves_the_harmonic_mean_most():
+    shares = harmonic_shares(pd.Series({"low": 0.25, "high": 0.5}))
+    assert shares.to_dict() == pytest.approx({"low": 0.8, "high": 0.2})
+    # By moving each a little.
+    start = np.array([0.25, 0.5])
+    slopes = [harmonic_mean(start + step) - harmonic_mean(start) for step in 1e-6 * np.eye(2)]
+    assert slopes / np.sum(slopes) == pytest.approx([0.8, 0.2], abs=1e-4)
+
+
 def test_a_model_does_not_differ_from_its_copy_and_one_seed_has_no_chance():
     found = paired_difference(GOOD, dict(GOOD), NUMBERS)
     assert (found[["value", "low", "high"]] == 0).all(axis=None) and (
@@ -127,11 +137,51 @@ def test_seeds_are_paired_whatever_their_order():
     pd.testing.assert_frame_equal(found, paired_difference(GOOD, POOR, NUMBERS), check_exact=True)
 
 
-@pytest.mark.parametrize("others", [(0, 1), (0, 1, 5), ()])
-def test_seeds_that_only_one_side_has_are_refused(others):
+@pytest.mark.parametrize("others", [(0, 1), (0, 1, 5)])
+def test_seeds_that_only_one_side_has_are_refused_without_spreads(others):
     theirs = dict.fromkeys(others, POOR[0])
     with pytest.raises(ValueError, match=r"seeds \[0, 1, 2\] cannot be paired with seeds \["):
         paired_difference(GOOD, theirs, NUMBERS)
+
+
+def test_a_row_without_seeds_is_refused():
+    with pytest.raises(ValueError, match="without seeds"):
+        paired_difference(GOOD, {}, NUMBERS)
+
+
+def test_all_seeds_of_each_row_count_where_their_spreads_are_known():
+    names = [*CLASSES, "unified", "harmonic"]
+    spreads = []
+    for variance, dof in ((0.0009, 20.0), (0.0036, 2.0)):
+        spreads.append(Spread(pd.Series(variance, names), pd.Series(dof, names)))
+    two = {seed: POOR[seed] for seed in (0, 2)}
+    found = contrast([Term(GOOD, 1, spreads[0]), Term(two, -1, spreads[1])], NUMBERS).loc["a"]
+
+    ours = [GOOD[seed]["a"].mean() for seed in (0, 1, 2)]
+    theirs = [POOR[seed]["a"].mean() for seed in (0, 2)]
+    assert found["value"] == pytest.approx(np.mean(ours) - np.mean(theirs))
+    of_seeds = 0.0009 / 3 + 0.0036 / 2
+    of_classes = found["error"] ** 2 - of_seeds
+    dof = found["error"] ** 4 / ((0.0009 / 3) ** 2 / 20 + (0.0036 / 2) ** 2 / 2)
+    assert found["dof"] == pytest.approx(dof)
+
+    # The classes' variance by a plain bootstrap, less what seeds and classes share, row by row.
+    rng = np.random.default_rng(1)
+    gains = []
+    within = []
+    for _ in range(2000):
+        chosen = rng.integers(60, size=60)
+        levels = []
+        for row in (GOOD, two):
+            by_seed = [hits["a"].reshape(60, 5)[chosen].mean() for hits in row.values()]
+            levels.append(by_seed)
+        gains.append(np.mean(levels[0]) - np.mean(levels[1]))
+        within.append([np.subtract(by_seed, np.mean(by_seed)) for by_seed in levels])
+    shared = 0.0
+    for place, seeds in enumerate((3, 2)):
+        deviations = np.array([one[place] for one in within])
+        shared += deviations.var(axis=0).mean() / (seeds - 1)
+    assert of_classes == pytest.approx(np.var(gains) - shared, rel=0.15)
 
 
 # ---- seeds
@@ -215,10 +265,11 @@ def test_known_spreads_add_to_the_error_of_the_classes():
     spread_of_gain = np.var(
         [GOOD[seed]["a"].mean() - POOR[seed]["a"].mean() for seed in GOOD], ddof=1
     )
-    of_classes = own["error"] ** 2 - spread_of_gain / 3
+    # What classes and seeds share is estimated row by row and not from the gain: nearly the same.
+    of_classes = found["error"] ** 2 - 0.0003 - 0.0012
+    assert of_classes == pytest.approx(own["error"] ** 2 - spread_of_gain / 3, rel=0.1)
     error = of_classes + 0.0003 + 0.0012
     freedom = error**2 / (0.0003**2 / 20 + 0.0012**2 / 2)
-    assert found["error"] == pytest.approx(np.sqrt(error))
     assert found["dof"] == pytest.approx(freedom)
     width = stats.t.ppf(0.975, freedom) * np.sqrt(error)
     assert found[["low", "high"]].tolist() == pytest.approx(
@@ -335,6 +386,13 @@ def test_intervals_cover_and_false_positives_stay_below_their_level(seeds, effec
         assert found["family"] <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 40)
     else:
         assert found["refused"] > 0.5
+
+
+def test_intervals_cover_where_the_rows_have_unlike_numbers_of_seeds(monkeypatch):
+    monkeypatch.setattr(statistics, "BOOTSTRAP", 100)
+    found = simulation.rates(simulation.World(rows=8, seeds=5, fewer=3), 40).loc["chosen"]
+    assert 0.91 <= found["covered"] <= 0.995
+    assert found["strict"] <= 0.01
 
 
 class TestRankCorrelation:

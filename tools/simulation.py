@@ -27,6 +27,7 @@ class World:
 
     Their standard deviations: `ease` of a class, how well a class `suits` a row, and `of_seed`, a
     seed of a row on a dataset.  For the last `unstable` rows `of_seed` is multiplied by `times`.
+    With `fewer` all rows but the first have so many seeds, which asks for spreads.
     """
 
     rows: int = 12
@@ -37,6 +38,7 @@ class World:
     effect: float = 0.0  # added to the first row alone
     unstable: int = 0
     times: float = 3.0
+    fewer: int = 0
 
 
 def draw(world, rng):
@@ -46,7 +48,10 @@ def draw(world, rng):
         numbers[name] = np.repeat(np.arange(count), PER_CLASS) + 1000 * place
     numbers["unified"] = np.concatenate(list(numbers.values()))
 
-    rows: list[dict] = [{seed: {} for seed in range(world.seeds)} for _ in range(world.rows)]
+    rows: list[dict] = []
+    for place in range(world.rows):
+        seeds = world.fewer if world.fewer and place > 0 else world.seeds
+        rows.append({seed: {} for seed in range(seeds)})
     for name, count in CLASSES.items():
         ease = rng.normal(0.5, world.ease, count)
         for place, row in enumerate(rows):

@@ -8,6 +8,7 @@ from .arrays import evaluate, evaluate_files
 from .metrics import KS, Scores, pack, scores, unpack
 from .search import neighbours
 from .statistics import (
+    MEAN,
     NOT_DATASETS,
     OVERALL,
     WEIGHTED,
@@ -19,6 +20,7 @@ from .statistics import (
     contrast,
     ensemble_spread,
     harmonic_mean,
+    harmonic_shares,
     holm,
     interval,
     paired_difference,
@@ -27,10 +29,12 @@ from .statistics import (
     resampled,
     smallest_found,
     student,
+    with_errors,
 )
 
 __all__ = [
     "KS",
+    "MEAN",
     "NOT_DATASETS",
     "OVERALL",
     "WEIGHTED",
@@ -45,6 +49,7 @@ __all__ = [
     "evaluate",
     "evaluate_files",
     "harmonic_mean",
+    "harmonic_shares",
     "holm",
     "interval",
     "neighbours",
@@ -57,4 +62,5 @@ __all__ = [
     "smallest_found",
     "student",
     "unpack",
+    "with_errors",
 ]

@@ -4,8 +4,9 @@ Read `contrast` first.  It adds two errors: that of the test classes, by bootstr
 seeds.  A few seeds estimate their own spread poorly, so `pooled_spreads` pools it over rows.
 """
 
+import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -17,8 +18,10 @@ from scipy import special, stats
 OVERALL = ("unified", "harmonic")
 # Unified accuracy where each dataset counts by a given share.
 WEIGHTED = "weighted unified"
+# The arithmetic mean over datasets.
+MEAN = "arithmetic mean"
 # Names of columns and rows that are not single datasets.
-NOT_DATASETS = (*OVERALL, "large", "small", "small - large", WEIGHTED)
+NOT_DATASETS = (*OVERALL, "large", "small", "small - large", WEIGHTED, MEAN)
 # Resamples behind a difference's interval.
 BOOTSTRAP = 1000
 # Those behind a correlation's.
@@ -41,6 +44,8 @@ class Averages:
     large: tuple[str, ...] = ()
     # For each of these datasets the harmonic mean of the others, "harmonic without <dataset>".
     without: tuple[str, ...] = ()
+    # The arithmetic mean over datasets, `MEAN`.
+    mean: bool = False
     # (dataset, share) for unified accuracy where each dataset counts by its share, `WEIGHTED`.
     shares: tuple[tuple[str, float], ...] = ()
 
@@ -76,11 +81,21 @@ def harmonic_mean(accuracies: np.ndarray) -> np.ndarray:
         return len(accuracies) / (1 / np.asarray(accuracies, dtype=float)).sum(0)
 
 
+def harmonic_shares(accuracies: pd.Series) -> pd.Series:
+    """What share each dataset has in the gradient of the harmonic mean: numbers that sum to 1.
+
+    A point of R@1 on a dataset moves the mean by 1 / accuracy^2, up to a factor that all share, so
+    that the lowest datasets carry it.  NaN where an accuracy is 0.
+    """
+    slopes = 1 / accuracies**2
+    return slopes / slopes.sum()
+
+
 def averaged(own: Mapping[str, Any], averages: Averages = Averages()) -> dict[str, Any]:
     """Averages, by name, of the datasets' `own` accuracies: numbers or arrays of one shape.
 
-    `harmonic`; `large`, `small` and `small - large` if some but not all datasets are large; and
-    for each dataset in `averages.without` the harmonic mean of the others.
+    `harmonic`; `large`, `small` and `small - large` if some but not all datasets are large; the
+    arithmetic `MEAN`; and for each dataset in `averages.without` the harmonic mean of the others.
 
     Raises ValueError if `averages.without` names an unknown dataset, or the only one.
     """
@@ -92,6 +107,8 @@ def averaged(own: Mapping[str, Any], averages: Averages = Averages()) -> dict[st
         means["small"] = np.mean(of_small, axis=0)
         means["small - large"] = means["small"] - means["large"]
 
+    if averages.mean:
+        means[MEAN] = np.mean(list(own.values()), axis=0)
     for left_out in averages.without:
         others = [accuracy for name, accuracy in own.items() if name != left_out]
         if left_out not in own or not others:
@@ -325,94 +342,112 @@ class Contrast:
     p_less: float  # p-value of the alternative "less than 0"
     error: float  # standard error of the value
     dof: float  # degrees of freedom of the error
+    class_error: float = math.nan  # the part of the error that is of the test classes
 
 
 def contrast(terms: Sequence[Term], classes: Hits, averages: Averages = Averages()) -> pd.DataFrame:
-    """The signed sum of models' accuracies, on the same queries and with the same seeds.
+    """The signed sum of models' accuracies, each the mean over its seeds, on the same queries.
 
     `classes` and `averages` as for `resampled`.  A row per dataset, `unified`, `harmonic` and the
     other averages.  Columns: those of `Contrast`, with a 95 % interval.
 
     The bootstrap error over classes and the error over seeds add (their common part counts once),
     by Student's t with Satterthwaite's degrees of freedom.  The error over seeds is the sum of the
-    terms' spreads, as of independent rows; if a term has none, it is the spread of the contrast
-    itself over seeds.  With one seed there are no p-values.
+    terms' spreads, each divided by the number of its seeds, as of independent rows.  If a term has
+    no spread, the terms are paired seed by seed, and the error is the spread of the contrast itself
+    over seeds; with one seed there are no p-values.
 
-    Raises ValueError if the terms' seeds differ, or there are none.
+    Raises ValueError if a term has no seeds, or terms without spreads have not the same ones.
     """
-    seeds = _common_seeds(terms)
+    are_independent = all(term.spread is not None for term in terms)
+    _check_seeds(terms, are_independent)
     hits = {}
-    for name in terms[0].hits[seeds[0]]:
-        columns = [term.hits[seed][name] for term in terms for seed in seeds]
+    for name in next(iter(terms[0].hits.values())):
+        columns = [term.hits[seed][name] for term in terms for seed in sorted(term.hits)]
         hits[name] = np.stack(columns, axis=1)
+    counts = [len(term.hits) for term in terms]
     lines = {}
     for name, mean in resampled(hits, classes, BOOTSTRAP, averages=averages).items():
-        # (terms, 1 + bootstrap, seeds)
-        by_term = np.stack(np.split(mean, len(terms), axis=1))
-        lines[name] = asdict(_contrast(name, terms, by_term))
+        # Of each term (1 + bootstrap, seeds).
+        by_term = np.split(mean, np.cumsum(counts)[:-1], axis=1)
+        if are_independent:
+            lines[name] = asdict(_of_independent_rows(name, terms, by_term))
+        else:
+            lines[name] = asdict(_seed_by_seed(terms, by_term))
     return pd.DataFrame.from_dict(lines, orient="index").rename_axis("dataset")
 
 
-def _common_seeds(terms: Sequence[Term]) -> list[int]:
+def _check_seeds(terms: Sequence[Term], are_independent: bool) -> None:
     first = sorted(terms[0].hits)
     for term in terms:
-        if not first or sorted(term.hits) != first:
+        if not term.hits:
+            raise ValueError("a row without seeds cannot be compared")
+        if sorted(term.hits) != first and not are_independent:
             raise ValueError(
                 f"seeds {first} cannot be paired with seeds {sorted(term.hits)}: "
                 "give both sides the same"
             )
-    return first
 
 
-def _contrast(name: str, terms: Sequence[Term], means: np.ndarray) -> Contrast:
-    """A line of `contrast` from the means (terms, 1 + bootstrap, seeds) of its terms."""
-    seeds = means.shape[2]
+def _of_independent_rows(name: str, terms: Sequence[Term], means: Sequence[np.ndarray]) -> Contrast:
+    """A line of `contrast` from the means (1 + bootstrap, seeds) of terms with spreads."""
+    value = 0.0
+    of_samples = np.zeros(len(means[0]) - 1)
+    shared = 0.0
+    of_seeds = []
+    dof = []
+    for term, mean in zip(terms, means, strict=True):
+        assert term.spread is not None
+        value += term.sign * term.spread.value.get(name, mean[0].mean())
+        of_samples += term.sign * mean[1:].mean(axis=1)
+        shared += _shared_with_seeds(mean[1:])
+        of_seeds.append(term.spread.variance[name] / len(term.hits))
+        dof.append(term.spread.dof[name])
+    of_classes = max(0.0, float(of_samples.var(ddof=1)) - shared)
+    tested = min(len(term.hits) for term in terms) > 1
+    return with_errors(value, of_classes, np.array(of_seeds), np.array(dof), tested)
+
+
+def _seed_by_seed(terms: Sequence[Term], means: Sequence[np.ndarray]) -> Contrast:
+    """A line of `contrast` from the means (1 + bootstrap, seeds) of terms with the same seeds."""
     signs = np.array([term.sign for term in terms])
-    gain = np.tensordot(signs, means, axes=1)
-    of_classes = _of_classes(gain[1:])
-    value = gain[0].mean()
-
-    spreads = [term.spread for term in terms if term.spread is not None]
+    gain = np.tensordot(signs, np.stack(means), axes=1)
+    seeds = gain.shape[1]
+    of_classes = float(gain[1:].mean(axis=1).var(ddof=1))
     of_seeds = np.zeros(1)
-    dof = np.ones(1)
-    if len(spreads) == len(terms):
-        value = _value(name, terms, means)
-        of_seeds = np.array([spread.variance[name] for spread in spreads]) / seeds
-        dof = np.array([spread.dof[name] for spread in spreads])
-    elif seeds > 1:
+    if seeds > 1:
+        of_classes = max(0.0, of_classes - _shared_with_seeds(gain[1:]))
         of_seeds = gain[0].var(ddof=1, keepdims=True) / seeds
-        dof = np.array([seeds - 1.0])
-    # The classes' variance counts as known, the seeds' as estimated.
+    dof = np.array([max(seeds - 1.0, 1.0)])
+    return with_errors(gain[0].mean(), of_classes, of_seeds, dof, tested=seeds > 1)
+
+
+def _shared_with_seeds(samples: np.ndarray) -> float:
+    """The part of the classes' variance that is in the variance over seeds too.
+
+    `samples` are means (bootstrap, seeds).  What a class does with one seed and not with another is
+    in both, and counts once, as for crossed factors (Cameron, Gelbach and Miller, "Robust inference
+    with multiway clustering", 2011).
+    """
+    seeds = samples.shape[1]
+    if seeds == 1:
+        return 0.0
+    within = samples - samples.mean(axis=1)[:, np.newaxis]
+    return float(within.var(axis=0, ddof=1).mean()) / (seeds - 1)
+
+
+def with_errors(
+    value: float, of_classes: float, of_seeds: np.ndarray, dof: np.ndarray, tested: bool
+) -> Contrast:
+    """A value with its interval, from the variance of classes and those of each row's seeds.
+
+    `of_seeds` (rows,) are variances of means over seeds, estimated with `dof` (rows,) degrees of
+    freedom (Satterthwaite); that of classes counts as known.
+    """
     error = float(np.sqrt(of_classes + of_seeds.sum()))
     together = _satterthwaite(of_seeds, dof, of_classes)
-    return student(value, error, together, tested=seeds > 1)
-
-
-def _of_classes(gain: np.ndarray) -> float:
-    """The variance of the mean over seeds that is due to the classes, from (bootstrap, seeds).
-
-    The interaction of classes and seeds is in both the bootstrap variance and the variance over
-    seeds; it is subtracted here, as for crossed factors (Cameron, Gelbach and Miller, "Robust
-    inference with multiway clustering", 2011).
-    """
-    seeds = gain.shape[1]
-    mean = gain.mean(axis=1)
-    variance = mean.var(ddof=1)
-    if seeds == 1:
-        return variance
-    of_seeds_within_classes = (gain - mean[:, np.newaxis]).var(axis=0, ddof=1).mean()
-    return max(0.0, variance - of_seeds_within_classes / (seeds - 1))
-
-
-def _value(name: str, terms: Sequence[Term], means: np.ndarray) -> float:
-    """The signed sum of the terms' means over seeds, or over all combinations of seeds."""
-    total = 0.0
-    for term, mean in zip(terms, means, strict=True):
-        level = mean[0].mean()
-        if term.spread is not None:
-            level = term.spread.value.get(name, level)
-        total += term.sign * level
-    return total
+    line = student(float(value), error, together, tested)
+    return replace(line, class_error=float(np.sqrt(of_classes)))
 
 
 def student(value: float, error: float, dof: float, tested: bool = True) -> Contrast:
