@@ -1,4 +1,4 @@
-"""The claims of the paper and of the survey, and what printed tables or kept runs say of them.
+"""The claims of the paper and of a digest of the survey, and what tables and kept runs say of them.
 
 A `Claim` says that some rows of a table are above others.  `comparisons` compares them, as the
 paper prints them (`Paper`) or by kept runs (`Kept`), in one table; `judge` reads a p-value for the
@@ -74,6 +74,8 @@ class Claim:
     above: list[Statement]
     collapse: bool = False  # it is about rows that collapse, which others must not do
     quote: str = ""  # of what it is taken from, word for word
+    source: str = ""  # of the quote: "digest", or "survey" where the digest quotes the survey
+    asks: str = ""  # what the quote says that the statement is not
     untestable: str = ""  # why nothing here can judge it; it has no statements then
     needs: str = ""  # where its rows were not run: what it would take, and whether it can be had
 

@@ -39,10 +39,11 @@ def scorecard(
     not printed.  `here`, with Holm's correction over all claims, is supported (all pairs of rows of
     the print were run and are above zero), contradicted (too many are below), undecided, or not
     testable.  What it rests on: the columns of `_rows_run` and `_rests_on`; `withheld`, why pairs
-    of rows that were run were not compared; `below_frozen`, rows that were compared and end below
-    the frozen backbone; `decided_by`, the pair of rows of `why`; `value`, `low`, `high` and
-    `in_points`, its numbers, and `own_low` and `own_high`, its interval by the two rows' own seeds
-    alone; and `shared_with`, the other claims that compare one of its pairs of runs.
+    of rows that were run were not compared; `datasets_missing`, those that the claim is about and
+    that are not there; `below_frozen`, rows that were compared and end below the frozen backbone;
+    `decided_by`, the pair of rows of `why`; `value`, `low`, `high` and `in_points`, its numbers,
+    and `own_low` and `own_high`, its interval by the two rows' own seeds alone; and `shared_with`,
+    the other claims that compare one of its pairs of runs.
     """
     claims = read_claims(file)
     paper = Paper(printed.all_tables())
@@ -71,6 +72,7 @@ def scorecard(
             "why": _why(table, judgement, pairs_needed),
             **of_rows,
             "withheld": _withheld(table),
+            "datasets_missing": ", ".join(_missing(compared(table))),
             "below_frozen": _below_frozen(claim, table, runs),
             **rests_on,
             **_numbers(judgement),

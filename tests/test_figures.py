@@ -17,8 +17,18 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 import puma_study
-from puma_study import figures, printed
-from puma_study.figures import Gap, Picture, RowStyle, Text, labels, maps, row_styles, style
+from puma_study import figures, printed, readings
+from puma_study.figures import (
+    Gap,
+    Picture,
+    RowStyle,
+    Text,
+    claimed,
+    labels,
+    maps,
+    row_styles,
+    style,
+)
 from puma_study.figures.pictures import PICTURE_WIDTH
 from pumalib import config, paths
 from pumalib.data import Benchmark
@@ -664,80 +674,148 @@ def test_a_waffle_has_a_square_for_each_of_its_whole():
     assert squares["dogs 2"] == [[3, 1], [3, 2]]
 
 
-class TestVerdicts:
+class TestReadings:
     LONG = " ".join(["a claim of many words"] * 8)
-    NONE = (np.nan, np.nan, np.nan)
-    CARD = pd.DataFrame(
+    NONE = (np.nan, np.nan, np.nan, np.nan, False, "", "not run here: a row", "a row")
+    TABLE = pd.DataFrame(
         [
-            ("5.1", "small", "holds", "undecided", 2, 0.5, -1.0, 2.0, True),
-            ("5.2", LONG, "fails", "contradicted", 1, -2.0, -3.0, -1.0, True),
-            ("5.3", "large", "holds", "contradicted", 3, -7.5, -9.0, -6.0, True),
-            ("5.4", "true", "not printed", "supported", 1, 3.0, 2.0, 4.0, True),
-            ("5.5", "a time", "not printed", "supported", 1, 1.25, 1.0, 1.5, False),
-            ("5.6", "no row", "holds", "not testable", 0, *NONE, False),
-            ("5.6", "... and more", "holds", "undecided", 1, 0.1, -1.0, 1.2, True),
+            (
+                "5.1",
+                "small",
+                "too uncertain to say",
+                "undecided",
+                0.6,
+                0.5,
+                -1.0,
+                2.0,
+                True,
+                "+0.5 [-1.0, +2.0]",
+                "",
+                "9 seeds",
+            ),
+            (
+                "5.2",
+                LONG,
+                "opposite",
+                "contradicted",
+                1.0,
+                -2.0,
+                -3.0,
+                -1.0,
+                True,
+                "-2.0 [-3.0, -1.0]",
+                "",
+                "decided",
+            ),
+            (
+                "5.3",
+                "large",
+                "opposite",
+                "contradicted",
+                2.0,
+                -7.5,
+                -9.0,
+                -6.0,
+                True,
+                "-7.5 [-9.0, -6.0]",
+                "",
+                "decided",
+            ),
+            (
+                "5.4",
+                "true",
+                "as printed",
+                "supported",
+                3.0,
+                3.0,
+                2.0,
+                4.0,
+                True,
+                "+3.0 [+2.0, +4.0]",
+                "",
+                "decided",
+            ),
+            (
+                "5.5",
+                "a time",
+                "as claimed",
+                "supported",
+                np.nan,
+                1.25,
+                1.0,
+                1.5,
+                False,
+                "+1.25 [+1.00, +1.50]",
+                "",
+                "decided",
+            ),
+            ("5.6", "no row", "not run", "not testable", *NONE),
+            (
+                "5.6",
+                "... and more",
+                "smaller than printed",
+                "undecided",
+                9.0,
+                1.1,
+                0.1,
+                2.2,
+                True,
+                "+1.1 [+0.1, +2.2]",
+                "two rows collapsed",
+                "other rows",
+            ),
         ],
         columns=[
             "section",
             "claim",
-            "print",
+            "reading",
             "here",
-            "pairs",
+            "paper",
             "value",
             "low",
             "high",
             "in_points",
+            "ours",
+            "reason",
+            "needs",
         ],
     )
 
-    def test_contradicted_first_and_of_each_verdict_the_largest(self):
-        left, axis = figures.verdicts(self.CARD).axes
+    def test_claims_stand_by_their_reading_and_the_largest_first(self):
+        left, axis = figures.readings(self.TABLE).axes
         sentences = [" ".join(text.get_text().split()) for text in left.texts]
-        assert sentences == [
-            "large (5.3)",
-            f"{self.LONG} (5.2)",
+        assert sentences[::2] == [
             "true (5.4)",
             "a time (5.5)",
-            "small (5.1)",
             "no row ... and more (5.6)",
+            "small (5.1)",
+            "large (5.3)",
+            f"{self.LONG} (5.2)",
         ]
-        drawn = bars(axis)
-        assert drawn["contradicted"]["x"] == [-7.5, -2]
-        assert drawn["contradicted"]["low"] == [-9, -3]
-        assert drawn["undecided"]["high"] == [2, 1.2]
-        assert drawn["supported"]["x"] == [3]
-        colours = {name: bar["style"].colour for name, bar in drawn.items()}
-        assert colours == {
-            "contradicted": figures.FALSE,
-            "supported": figures.TRUE,
-            "undecided": figures.GREY,
-        }
+        # No mark without a verdict and, where it is undecided, what it would take.
+        assert sentences[1] == "Supported."
+        assert sentences[5] == "Undecided; it would take other rows. Two rows collapsed."
+        assert sentences[7] == "Undecided; it would take 9 seeds."
+        printed_marks = [line for line in axis.lines if line.get_marker() == "D"]
+        assert printed_marks[0].get_xdata().tolist() == [3.0, 9.0, 0.6, 2.0, 1.0]
 
-    def test_each_has_its_numbers_and_its_own_print(self):
-        figure = figures.verdicts(self.CARD)
-        said = [text.get_text() for text in figure.axes[1].texts]
-        assert said[:4] == ["-7.5 [-9.0, -6.0]", "holds", "-2.0 [-3.0, -1.0]", "fails"]
-        assert "+1.25 [+1.00, +1.50]" in said
-        assert figure.get_suptitle() == "6 claims were judged; 1 more cannot be by these runs"
-
-    def test_without_a_print_there_is_no_column_for_it(self):
-        figure = figures.verdicts(self.CARD.assign(print="not printed"))
-        said = [text.get_text() for text in figure.axes[1].texts]
-        assert not {"holds", "not printed", "in print"} & set(said)
-        assert said[0] == "-7.5 [-9.0, -6.0]"
+    def test_each_has_its_numbers_and_its_reading(self):
+        figure = figures.readings(self.TABLE)
+        said = [" ".join(text.get_text().split()) for text in figure.axes[1].texts]
+        assert said[:4] == ["+3.0 [+2.0, +4.0]", "as printed", "+1.25 [+1.00, +1.50]", "as claimed"]
+        assert figure.get_suptitle().startswith(
+            "6 of 7 compared; of the other 1 not enough was run"
+        )
 
     def test_measures_alone_have_no_scale_of_points(self):
-        measures = self.CARD[self.CARD["claim"] == "a time"]
-        axis = figures.verdicts(measures).axes[1]
+        measures = self.TABLE[self.TABLE["claim"] == "a time"]
+        axis = figures.readings(measures).axes[1]
         assert ticks(axis) == []
         assert "R@1" not in axis.get_xlabel()
         assert axis.texts[0].get_text() == "+1.25 [+1.00, +1.50]"
 
-    def test_the_colour_of_a_number_is_named_where_nothing_is_drawn_in_it(self):
-        card = self.CARD[self.CARD["claim"] != "true"]  # of the supported a time is left
-        figure = figures.verdicts(card)
-        named = [text.get_text() for text in figure.legends[0].get_texts()]
-        assert named == ["contradicted", "supported", "undecided"]
+    def test_every_reading_has_a_colour(self):
+        assert set(readings.READINGS) - {readings.NOT_RUN} == set(claimed.READINGS)
 
 
 class TestHeatmap:

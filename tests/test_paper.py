@@ -122,7 +122,6 @@ def study_of(tmp_path, monkeypatch):
     def make(seeds=5, once=(), **tables):
         shutil.rmtree(tmp_path / "test", ignore_errors=True)
         rng = np.random.default_rng(0)
-        profile = SimpleNamespace(name="test", data=None, large=None)
         ease = {name: rng.uniform(-0.2, 0.2, (classes, 1)) for name, classes in DRAWN.items()}
         for file, rows in tables.items():
             lines = []
@@ -163,8 +162,9 @@ def study_of(tmp_path, monkeypatch):
                     add({**record, "table": table, "hits": packed, "classes": first})
                 lines.append({"row": row, "runs": " ".join(names)})
             pd.DataFrame(lines).to_csv(tmp_path / "test" / f"{file}.csv", index=False)
-        return verdicts.scorecard(profile)
+        return verdicts.scorecard(make.profile)
 
+    make.profile = SimpleNamespace(name="test", data=None, large=None)
     return make
 
 

@@ -5,7 +5,7 @@ top.  Most tables are such as `study.Results.tidy`.  Importing this changes no s
 or pandas: a notebook calls `use_style` first, to show figures in this style and tables whole.
 """
 
-from .claimed import claimed_and_measured, verdicts
+from .claimed import claimed_and_measured, readings
 from .maps import embedding_map, field, heatmap, waffle
 from .panels import (
     accuracy_against_parameters,
@@ -58,13 +58,13 @@ __all__ = [
     "intervals",
     "over_settings",
     "picture_grid",
+    "readings",
     "retrieval_grid",
     "save",
     "shown",
     "styles_of",
     "tuning_curves",
     "use_style",
-    "verdicts",
     "waffle",
     "where_it_wins",
 ]

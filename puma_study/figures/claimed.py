@@ -8,7 +8,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..text import with_interval
 from .row_styles import BLACK, BLUE, FALSE, GREY, OURS, TRUE
 from .style import PAGE_WIDTH, empty_panels, finish, styled
 
@@ -78,46 +77,63 @@ def _name_sides(axis: Axes, ours: str) -> None:
         )
 
 
-# ---- verdicts on claims
+# ---- readings of claims
 
-# The colour of each verdict.
-VERDICTS = {"contradicted": FALSE, "supported": TRUE, "undecided": GREY}
-# Characters of a claim in a line.
-LETTERS = 66
+# The colour of each reading; `study.readings` says what they mean.
+READINGS = {
+    "larger than printed": TRUE,
+    "as printed": TRUE,
+    "as claimed": TRUE,
+    "smaller than printed": BLUE,
+    "too uncertain to say": GREY,
+    "no clear difference, printed effect excluded": BLACK,
+    "opposite": FALSE,
+}
+# Characters in a line of a claim, of its reason, and of a reading.
+LETTERS = 62
+SMALL_LETTERS = 76
+READING_LETTERS = 24
 # Distances in points from the panel to the two columns of text at its right.
 NUMBERS = 6
-IN_PRINT = 104
+READING = 106
 
 
 @styled
-def verdicts(card: pd.DataFrame) -> Figure:
-    """The judged claims, each with the difference that decides it and its interval.
+def readings(table: pd.DataFrame) -> Figure:
+    """The claims that were compared, each with the difference that decides it and its reading.
 
-    `card` is the table of `study.scorecard`, with the columns section, claim, print, here, pairs,
-    and value, low, high and in_points of the deciding difference.  Contradicted claims come first,
-    then supported and undecided ones, and within these the largest difference first.  If the paper
-    prints the rows of a claim, the verdict by its own tables is written at the right.
+    `table` is that of `study.readings`.  Claims stand in the order of `READINGS`, within these the
+    largest difference first; a white diamond is what the paper prints.  Below a claim that is not
+    decided stands what would decide it, below one that was not wholly judged the reason.
     """
-    card = card.assign(claim=_whole_claims(card["claim"]))
-    judged = _by_weight(card[card["pairs"] > 0])
+    table = table.assign(claim=_whole_claims(table["claim"]))
+    judged = _by_reading(table[table["reading"].isin(list(READINGS))])
     sentences = [_sentence(one) for one in judged.itertuples()]
-    lines = [text.count("\n") + 1 for text in sentences]
-    heights = [0.14 + 0.155 * count for count in lines]
+    notes = [_note(one) for one in judged.itertuples()]
+    heights = []
+    for sentence, note, said in zip(sentences, notes, judged["reading"], strict=True):
+        at_left = 0.155 * _lines(sentence) + 0.125 * _lines(note)
+        at_right = 0.155 * _lines(_wrapped(said))
+        heights.append(0.14 + max(at_left, at_right))
     figure, axes = empty_panels(1, 2, PAGE_WIDTH, 1.2 + sum(heights))
-    axes[0, 0].get_gridspec().set_width_ratios([1.15, 1])
+    axes[0, 0].get_gridspec().set_width_ratios([1.45, 1])
     left, axis = axes[0]
 
     tops = -np.cumsum([0, *heights])
     middles = tops[:-1] - np.array(heights) / 2
-    for y, text in zip(middles, sentences, strict=True):
-        left.text(0, y, text, va="center", fontsize=8, linespacing=1.2)
-    for verdict, colour in VERDICTS.items():
-        is_so = (judged["here"] == verdict).to_numpy()
-        _draw_effects(axis, judged[is_so], middles[is_so], colour, verdict)
-    _write_effects(axis, judged, middles)
+    for top, sentence, note in zip(tops, sentences, notes, strict=False):
+        left.text(0, top - 0.07, sentence, va="top", fontsize=8, linespacing=1.2)
+        below = top - 0.07 - 0.155 * _lines(sentence)
+        left.text(0, below, note, va="top", fontsize=6.5, linespacing=1.2, color=GREY)
+    for said, colour in READINGS.items():
+        is_so = (judged["reading"] == said).to_numpy()
+        _draw_effects(axis, judged[is_so], middles[is_so], colour)
+    _draw_print(axis, judged, middles)
+    _write_readings(axis, judged, middles)
     axis.set(yticks=[])
-    if judged["in_points"].any():
-        _scale_in_points(axis, judged.loc[judged["in_points"], "value"])
+    in_points = judged[judged["in_points"].astype(bool)]
+    if len(in_points):
+        _scale_in_points(axis, pd.concat([in_points["value"], in_points["paper"]]))
     else:
         axis.set(xticks=[], xlabel="decided by measures, in units of their own: see the numbers")
     for one in (left, axis):
@@ -126,16 +142,18 @@ def verdicts(card: pd.DataFrame) -> Figure:
     left.set_xlim(0, 1)
     left.axis("off")
     finish(figure, axes[:, 1:])
-    others = len(card) - len(judged)
-    claims = "claim was" if len(judged) == 1 else "claims were"
-    figure.suptitle(f"{len(judged)} {claims} judged; {others} more cannot be by these runs")
+    others = len(table) - len(judged)
+    title = f"{len(judged)} of {len(table)} compared; of the other {others} not enough was run"
+    if judged["paper"].notna().any():
+        title += "\nwhite diamonds: what the paper prints"
+    figure.suptitle(title)
     return figure
 
 
 def _scale_in_points(axis: Axes, values: pd.Series) -> None:
     """Give a panel a line at 0 and a symmetric scale, wide enough for all values."""
     axis.axvline(0, color=BLACK, linewidth=1, zorder=1)
-    reach = 1.5 * max(1.0, values.abs().max())
+    reach = 1.25 * max(1.0, values.abs().max())
     axis.set(xlim=(-reach, reach), xlabel="points of R@1 in the comparison that decides")
 
 
@@ -149,41 +167,65 @@ def _whole_claims(claims_of_card: pd.Series) -> list[str]:
     return whole
 
 
-def _by_weight(card: pd.DataFrame) -> pd.DataFrame:
-    """The claims in drawing order: by verdict, then by the size of their difference."""
-    order = card["here"].map(list(VERDICTS).index)
-    size = -card["value"].abs().where(card["in_points"], 0)
-    return card.assign(order=order, size=size).sort_values(["order", "size"], kind="stable")
+def _by_reading(table: pd.DataFrame) -> pd.DataFrame:
+    """The claims in drawing order: by reading, then by the size of their difference."""
+    order = table["reading"].map(list(READINGS).index)
+    size = -table["value"].abs().where(table["in_points"].astype(bool), 0)
+    return table.assign(order=order, size=size).sort_values(["order", "size"], kind="stable")
 
 
 def _sentence(one: Any) -> str:
     return textwrap.fill(f"{one.claim}  ({one.section})", LETTERS)
 
 
-def _draw_effects(axis: Axes, part: pd.DataFrame, y: np.ndarray, colour: str, verdict: str) -> None:
+def _note(one: Any) -> str:
+    """The verdict of a claim, what would decide it, and why it was not wholly judged."""
+    parts = [f"{one.here.capitalize()}."]
+    if one.here == "undecided":
+        parts[0] = f"Undecided; it would take {one.needs}."
+    if one.reason:
+        parts.append(f"{one.reason[0].upper()}{one.reason[1:].rstrip('.')}.")
+    return textwrap.fill(" ".join(parts), SMALL_LETTERS)
+
+
+def _wrapped(said: str) -> str:
+    return textwrap.fill(said, READING_LETTERS)
+
+
+def _lines(text: str) -> int:
+    return text.count("\n") + 1
+
+
+def _draw_effects(axis: Axes, part: pd.DataFrame, y: np.ndarray, colour: str) -> None:
     """Draw the deciding differences in accuracy; other measures are only written as numbers."""
-    if part.empty:
-        return
     drawn = part["in_points"].to_numpy(bool)
     value = part.loc[drawn, "value"]
+    if value.empty:
+        return
     spread = np.stack([value - part.loc[drawn, "low"], part.loc[drawn, "high"] - value])
-    axis.errorbar(value, y[drawn], xerr=spread, fmt="o", color=colour, label=verdict)
+    axis.errorbar(value, y[drawn], xerr=spread, fmt="o", color=colour, zorder=3)
 
 
-def _write_effects(axis: Axes, card: pd.DataFrame, middles: np.ndarray) -> None:
-    """Write each claim's numbers at the right, and the verdict by the paper's tables if any."""
-    is_printed = (card["print"] != "not printed").any()
-    for y, one in zip(middles, card.itertuples(), strict=True):
-        digits = 1 if one.in_points else 2
-        numbers = with_interval(one.value, one.low, one.high, sign="+", digits=digits)
+def _draw_print(axis: Axes, table: pd.DataFrame, y: np.ndarray) -> None:
+    """Draw what the paper prints, where it does."""
+    is_printed = table["paper"].notna().to_numpy()
+    if is_printed.any():
+        marks: dict[str, Any] = {"color": BLACK, "markerfacecolor": "white", "zorder": 2}
+        axis.plot(
+            table["paper"][is_printed], y[is_printed], "D", label="printed in the paper", **marks
+        )
+
+
+def _write_readings(axis: Axes, table: pd.DataFrame, middles: np.ndarray) -> None:
+    """Write each claim's numbers and its reading at the right."""
+    for y, one in zip(middles, table.itertuples(), strict=True):
         beside: dict[str, Any] = {"xycoords": axis.get_yaxis_transform(), "va": "center"}
-        _write_at_right(axis, numbers, y, NUMBERS, color=VERDICTS[one.here], **beside)
-        if is_printed:
-            _write_at_right(axis, one.print, y, IN_PRINT, **beside)
+        colour = READINGS[one.reading]
+        _write_at_right(axis, one.ours, y, NUMBERS, color=colour, **beside)
+        _write_at_right(axis, _wrapped(one.reading), y, READING, color=colour, **beside)
     above: dict[str, Any] = {"xycoords": "axes fraction", "va": "bottom", "weight": "bold"}
-    _write_at_right(axis, "decides", 1, NUMBERS, **above)
-    if is_printed:
-        _write_at_right(axis, "in print", 1, IN_PRINT, **above)
+    _write_at_right(axis, "ours", 1, NUMBERS, **above)
+    _write_at_right(axis, "reading", 1, READING, **above)
 
 
 def _write_at_right(axis: Axes, text: str, y: float, away: float, **settings: Any) -> None:
