@@ -231,7 +231,8 @@ def test_a_changed_verdict_changes_the_page(copied):
     table.loc["lora", "here"] = "supported"
     table.to_csv(file)
     counts = table["here"].value_counts()
-    line = f"| `photos` | 1 | 5 | {counts['undecided']} | {counts['not testable']} |"
+    verdicts = ("supported", "contradicted", "undecided", "not testable")
+    line = f"| `photos` | {' | '.join(str(counts[verdict]) for verdict in verdicts)} |"
     page = "<!-- verdicts:\nprofiles: [photos]\n-->\n<!-- end -->"
     assert line in rewritten(page)
 

@@ -110,8 +110,8 @@ def the_printed_effect_is_excluded(runs):
 def at_the_common_rate_it_is_cars(runs):
     assert is_between(-3.9, -2.5, runs.difference("puma", "full", "harmonic"))
     assert is_below(runs.difference("puma", "full", "harmonic"))
-    assert is_unclear(runs.difference("puma", "full", NO_CARS))
-    assert runs.difference("puma", "full", NO_CARS).points > 0
+    without_cars = runs.difference("puma", "full", NO_CARS)
+    assert is_above(without_cars) and without_cars.points < 1
     assert is_unclear(runs.difference("puma", "full"))
     assert is_between(-9, -5, runs.difference("puma", "full", "cars_196"))
 
@@ -204,12 +204,13 @@ def both_parts_turn_with_cars(runs):
     assert is_below(runs.difference("puma", "stochastic", NO_CARS))
 
 
-@says("docs/results.md", "there is no clear difference from adapters that are always on")
-def chance_in_half_of_the_training_is_level(runs):
+@says("docs/results.md", "they lose about a point in the harmonic mean against adapters that are")
+def chance_in_half_of_the_training_costs_a_point(runs):
     for half in ("early", "late"):
-        for column in ("unified", "harmonic"):
-            pair = (f"gate_schedules/{half} x 1", "gate_schedules/always on x 1")
-            assert is_unclear(runs.difference(*pair, column))
+        pair = (f"gate_schedules/{half} x 1", "gate_schedules/always on x 1")
+        assert is_unclear(runs.difference(*pair))
+        lost = runs.difference(*pair, "harmonic")
+        assert is_below(lost) and is_between(-1.6, -0.6, lost)
 
 
 # ---- imbalance and cars
@@ -224,12 +225,16 @@ def the_same_four_are_ahead_in_both_lists(runs):
         assert is_above(difference) and is_between(1.3, 2.7, difference)
 
 
-@says("docs/results.md", "For none of nine pairs of methods does this change clearly")
-def no_pair_turns_with_the_size(runs):
+@says("docs/results.md", "For eight of nine pairs of methods there is no clear change")
+def one_pair_of_nine_turns_with_the_size_and_not_when_corrected(runs):
     pairs = [("puma", other) for other in ("full", "lora", "adaptformer", "static", "stochastic")]
     pairs += [(row, "full") for row in ("lora", "adaptformer", "static")]
-    for pair in [*pairs, ("stochastic", "static")]:
+    for pair in pairs:
         assert is_unclear(runs.difference(*pair, "small - large", CHANGE))
+    change = runs.difference("stochastic", "static", "small - large", CHANGE)
+    assert is_above(change) and is_between(0.5, 1.9, change)
+    wider = stats.norm.ppf(1 - 0.025 / 9) / stats.norm.ppf(0.975)
+    assert change.points - wider * (change.points - change.low) < 0
 
 
 @says("docs/results.md", "PUMA loses about six points to full fine-tuning on them")
