@@ -95,7 +95,7 @@ SMALL_LETTERS = 76
 READING_LETTERS = 24
 # Distances in points from the panel to the two columns of text at its right.
 NUMBERS = 6
-READING = 106
+READING = 120
 
 
 @styled
@@ -133,7 +133,7 @@ def readings(table: pd.DataFrame) -> Figure:
     axis.set(yticks=[])
     in_points = judged[judged["in_points"].astype(bool)]
     if len(in_points):
-        _scale_in_points(axis, pd.concat([in_points["value"], in_points["paper"]]))
+        _scale_in_points(axis, in_points[["low", "high", "paper"]].stack())
     else:
         axis.set(xticks=[], xlabel="decided by measures, in units of their own: see the numbers")
     for one in (left, axis):
@@ -153,7 +153,7 @@ def readings(table: pd.DataFrame) -> Figure:
 def _scale_in_points(axis: Axes, values: pd.Series) -> None:
     """Give a panel a line at 0 and a symmetric scale, wide enough for all values."""
     axis.axvline(0, color=BLACK, linewidth=1, zorder=1)
-    reach = 1.25 * max(1.0, values.abs().max())
+    reach = 1.1 * max(1.0, values.abs().max())
     axis.set(xlim=(-reach, reach), xlabel="points of R@1 in the comparison that decides")
 
 
