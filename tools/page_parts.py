@@ -13,6 +13,7 @@ from pumalib import evaluation
 from .page_rows import WITHOUT, Kept
 
 VERDICTS = ("supported", "contradicted", "undecided", "not testable")
+NOT_RUN = "not run"
 DIGEST = "survey_claims"  # the scorecard of notebook 25
 
 
@@ -118,6 +119,25 @@ def verdicts(kept: Kept, profiles: Sequence[str], file: str = "claims") -> str:
     return markdown_table(["profile", *VERDICTS, "could have been supported"], lines)
 
 
+def readings(kept: Kept, claims: Sequence[str] = (), profile: str = "") -> str:
+    """Claims with the effect that the paper prints, ours, and whether ours leaves it possible.
+
+    Of the comparison that decides each, in points; without `claims` all that were run.
+    """
+    table = kept.readings(kept.profile(profile))
+    chosen = list(claims) or table.index[table["reading"] != NOT_RUN]
+    lines = []
+    for claim in table.loc[chosen].itertuples():
+        printed_effect = f"{float(claim.paper):+.1f}" if claim.paper else ""
+        lines.append([_without_numbers(claim.claim), printed_effect, claim.ours, claim.reading])
+    return markdown_table(["claim", "paper", "here", "reading"], lines)
+
+
+def _without_numbers(claim: str) -> str:
+    """A claim without the effects in print, which have a column."""
+    return claim.partition(" (in print by")[0]
+
+
 def claims_table(kept: Kept, profiles: Sequence[str]) -> str:
     """The claims, whether they hold by the paper's own tables, and their verdicts by profile."""
     names = [kept.profile(profile) for profile in profiles]
@@ -214,6 +234,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "rows": rows_table,
     "differences": differences,
     "verdicts": verdicts,
+    "readings": readings,
     "claims": claims_table,
     "statements": statements,
     "misprints": misprints,

@@ -125,6 +125,7 @@ class Kept:
         self.stage = stage
         self.rows = dict(ROWS)
         self.scorecard = functools.cache(self._scorecard)
+        self.readings = functools.cache(_readings)
         self.results = functools.cache(self._results)
         self._contrast = functools.cache(self._contrasted)
         self._files = functools.cache(_runs_of_rows)
@@ -242,6 +243,12 @@ class Kept:
         """The scorecard that notebook 17 or 25 kept: to judge anew needs the profile's images."""
         path = _kept_file(profile, file)
         return pd.read_csv(path, index_col="name", dtype={"section": str})
+
+
+def _readings(profile: str) -> pd.DataFrame:
+    """`study.readings` as notebook 17 kept them: a line per claim, by its name."""
+    path = _kept_file(profile, "claims_readings")
+    return pd.read_csv(path, index_col="name", dtype={"section": str}, keep_default_na=False)
 
 
 def _runs_of_rows(profile: str, file: str) -> dict[str, list[str]]:
