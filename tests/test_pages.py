@@ -224,6 +224,17 @@ def test_named_runs_are_a_row(monkeypatch):
     assert same[:3] == full[:3]
 
 
+def test_a_reading_stands_beside_both_effects(readmes):
+    """As notebook 17 kept it; of `stochastic-adapter` cars decide, on which the paper gains."""
+    kept = pd.read_csv(RESULTS / readmes.stage / "claims_readings.csv", index_col="name")
+    claim = kept.loc["stochastic-adapter"]
+    line = f"| {claim['claim']} | {claim['paper']:+.1f} | {claim['ours']} | {claim['reading']} |"
+    assert page_parts.readings(readmes, ["stochastic-adapter"]).splitlines()[2] == line
+    assert line in README
+    every = page_parts.readings(readmes)
+    assert len(every.splitlines()) - 2 == (kept["reading"] != "not run").sum()
+
+
 def test_a_changed_verdict_changes_the_page(copied):
     file = copied.folder / "photos" / "claims.csv"
     table = pd.read_csv(file, index_col="name")
@@ -332,7 +343,9 @@ def test_a_figure_is_saved_alike_each_time_in_both_forms(readmes, tmp_path):
 
 
 def test_readme_is_short_and_has_no_interval():
-    assert len(pages.without_markers(README).split()) <= 700
+    # Words that are read: no addresses of links, and no lines of tables.
+    read = re.sub(r"\]\([^)]*\)", "]", pages.without_markers(README))
+    assert len([word for word in read.split() if re.search(r"\w", word)]) <= 700
     assert not INTERVAL.search(README)
 
 
