@@ -139,16 +139,14 @@ def _without_numbers(claim: str) -> str:
 
 
 def claims_table(kept: Kept, profiles: Sequence[str]) -> str:
-    """The claims, by the paper's own tables, by their reading on the first profile, and verdicts."""
+    """The claims, whether they hold by the paper's own tables, and their verdicts by profile."""
     names = [kept.profile(profile) for profile in profiles]
     cards = [kept.scorecard(name) for name in names]
-    read = kept.readings(names[0])["reading"].replace(NOT_RUN, "-")
     lines = []
     for name, claim in cards[0].iterrows():
         found = [_marked(card.at[name, "here"]) for card in cards]
-        lines.append([claim["section"], claim["claim"], claim["print"], read[name], *found])
-    shown = [f"`{name}`" for name in names]
-    return markdown_table(["Sec.", "claim", "in print", f"reading, {shown[0]}", *shown], lines)
+        lines.append([claim["section"], claim["claim"], claim["print"], *found])
+    return markdown_table(["Sec.", "claim", "in print", *[f"`{name}`" for name in names]], lines)
 
 
 def _marked(verdict: str) -> str:
