@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from pumalib import evaluation
 from pumalib.config import Profile, Run
@@ -183,6 +184,24 @@ def in_points(table: pd.DataFrame) -> pd.DataFrame:
     """A table of `contrast` in points of accuracy: points, low, high and seeds."""
     points = 100 * table[["value", "low", "high"]]
     return points.rename(columns={"value": "points"}).assign(seeds=table["seeds"])
+
+
+def over_splits(tables: Collection[pd.DataFrame]) -> pd.DataFrame:
+    """A difference over several splits of the classes, from its table `in_points` on each.
+
+    points is the mean over the splits; low and high are its 95% interval by Student's t over them;
+    seeds is their number.  The splits differ in their classes for training, their test classes and
+    their seeds, so the interval has all three in it.  Raises ValueError for a single split.
+    """
+    points = pd.concat([table["points"] for table in tables], axis=1)
+    splits = points.shape[1]
+    if splits < 2:
+        raise ValueError("one split of the classes says nothing about others: give two or more")
+    mean = points.mean(axis=1)
+    error = points.std(axis=1, ddof=1) / np.sqrt(splits)
+    half_width = stats.t.ppf(0.975, splits - 1) * error
+    columns = {"points": mean, "low": mean - half_width, "high": mean + half_width}
+    return pd.DataFrame(columns).assign(seeds=splits)
 
 
 def _by_seed(row: Row) -> dict[int, FinishedRun]:

@@ -343,3 +343,39 @@ def test_other_images_than_those_kept_are_refused(loaded):
     loaded.test = loaded.test[1:]
     with pytest.raises(ValueError, match="cars_196: today's images have other queries than test/"):
         groups.numbers(name, "test")
+
+
+def test_a_difference_over_splits_is_their_mean_with_students_t():
+    tables = []
+    for unified, harmonic in [(1.0, -2.0), (3.0, -2.5), (2.0, -1.5)]:
+        points = {"unified": unified, "harmonic": harmonic}
+        tables.append(pd.DataFrame({"points": points}))
+    found = contrasts.over_splits(tables)
+    # The standard deviation of 1, 2, 3 is 1; Student's t of two degrees of freedom is 4.303.
+    half_width = 4.3027 / np.sqrt(3)
+    assert found.loc["unified", "points"] == pytest.approx(2)
+    assert found.loc["unified", "low"] == pytest.approx(2 - half_width, abs=1e-4)
+    assert found.loc["unified", "high"] == pytest.approx(2 + half_width, abs=1e-4)
+    assert found.loc["harmonic", "high"] == pytest.approx(-2 + half_width / 2, abs=1e-4)
+    assert (found["seeds"] == 3).all()
+    with pytest.raises(ValueError, match="one split of the classes says nothing"):
+        contrasts.over_splits(tables[:1])
+
+
+def test_an_interval_over_four_splits_covers_what_all_splits_would_give():
+    """Drawn: classes with effects of their own, halves of them to test on, and seeds."""
+    rng = np.random.default_rng(0)
+    trials = 2000
+    effects = rng.normal(1.0, 6.0, (trials, 40))
+    truth = effects.mean(axis=1)
+    on_splits = []
+    for _ in range(4):
+        order = rng.random((trials, 40)).argsort(axis=1)
+        tested = np.take_along_axis(effects, order[:, :20], axis=1)
+        of_training = rng.normal(0.0, 0.8, trials)
+        on_splits.append(tested.mean(axis=1) + of_training)
+    tables = [pd.DataFrame({"points": points}) for points in on_splits]
+    found = contrasts.over_splits(tables)
+    covered = (found["low"] <= truth) & (truth <= found["high"])
+    # Two standard errors of a share of 2,000 are one point.
+    assert covered.mean() == pytest.approx(0.95, abs=0.015)
