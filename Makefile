@@ -77,6 +77,7 @@ trial: $(if $(STEP),,.venv/installed)  ## the trial in the order of docs/protoco
 	$(TRIAL_RUN) $(TRIAL) 28
 	$(TRIAL_RUN) $(TRIAL) 11
 	$(TRIAL_RUN) $(TRIAL) 05 -p 'losses=[ProxyNCA++, Triplet, MS, CurricularFace]'
+	$(TRIAL_RUN) $(TRIAL) 34 -p train_missing=true
 	$(TRIAL_RUN) $(TRIAL) 19 -p train_missing=true
 	$(TRIAL_RUN) $(TRIAL) 17
 
