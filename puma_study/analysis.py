@@ -53,7 +53,7 @@ def nearest(
             lines += _found_by(searcher, vectors, images, queries, k=k, distance=metric)
         return pd.DataFrame(lines, columns=["model", "query", *range(1, k + 1)])
 
-    table = derived(
+    table = cached_table(
         "nearest",
         profile,
         compute,
@@ -113,10 +113,10 @@ def tsne(
         points = made.fit_transform(vectors)
         return images[["dataset", "label"]].assign(x=points[:, 0], y=points[:, 1])
 
-    return derived("tsne", profile, compute, [name], split=split, most=most)
+    return cached_table("tsne", profile, compute, [name], split=split, most=most)
 
 
-def derived(
+def cached_table(
     title: str,
     profile: str,
     compute: Callable[[], pd.DataFrame],

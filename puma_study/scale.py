@@ -1,4 +1,4 @@
-"""Time and memory of a loss at the class counts of face recognition.
+"""Time and memory of losses: of single steps, in trainings, and at the class counts of faces.
 
 Bytes are counted from tensors, not read from the process, so they are equal on every machine.
 """
@@ -6,15 +6,18 @@ Bytes are counted from tensors, not read from the process, so they are equal on 
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from pumalib import losses, models
+from pumalib.config import Profile
 from pumalib.data import batches
 from pumalib.losses.base import Loss
+from pumalib.training.loop import make_optimizer
 
 # A weight, its gradient, and AdamW's two moments.
 COPIES = 4
@@ -68,6 +71,32 @@ def milliseconds(loss: Loss, x: Tensor, labels: Tensor, turns: int) -> float:
         x.grad = None
         loss.zero_grad()
     return min(spent[1:])
+
+
+def step_costs(
+    kinds: Mapping[str, tuple[str, Mapping[str, Any]]],
+    counts: Sequence[int],
+    most: Mapping[str, int],
+    turns: int,
+) -> pd.DataFrame:
+    """A line per loss and number of classes: `ms` of a step, bytes `learnt` and `saved`.
+
+    A step is of 128 random embeddings of 32 classes.  `kinds` has, by the name of a row, a loss and
+    its settings; `most` the most classes of rows that cannot have all of `counts`.
+    """
+    lines = []
+    for name, (kind, settings) in kinds.items():
+        for count in counts:
+            if count > most.get(name, count):
+                continue
+            torch.manual_seed(0)
+            x = torch.randn(128, 128, requires_grad=True)
+            labels = torch.arange(128) % 32
+            loss = losses.make(kind, count, 128, **settings)
+            held = bytes_held(loss, x, labels)
+            spent = milliseconds(loss, x, labels, turns)
+            lines.append({"loss": name, "classes": count, "ms": spent, **held._asdict()})
+    return with_machine(pd.DataFrame(lines))
 
 
 def extended(counts: Sequence[float], values: Sequence[float], count: float) -> float:
@@ -152,6 +181,52 @@ def timed_training(
         asked.append(share_of_pairs(loss, x, labels[batch]))
 
 
+def images_until(training: pd.DataFrame, target: float) -> tuple[float, bool]:
+    """The images of a training until its score was `target`, and whether it ever was.
+
+    `training` has a line per measurement: step, images and `reported`, the score.  Between the
+    measurement before the target and the one that reached it the images are read off a straight
+    line.  A training that never arrives has all images that it saw, fewer than it needs.
+    """
+    training = training.sort_values("step")
+    scores = training["reported"].to_numpy()
+    images = training["images"].to_numpy(float)
+    there = np.flatnonzero(scores >= target)
+    if len(there) == 0:
+        return images[-1], False
+    if there[0] == 0:
+        # Before any step; its logarithm is asked for.
+        return 1.0, True
+    last_two = [there[0] - 1, there[0]]
+    return float(np.interp(target, scores[last_two], images[last_two])), True
+
+
+def network_step(profile: Profile, count: int, part: int) -> Callable[[], None]:
+    """A function that takes a training step of a profile's network, every weight tuned.
+
+    Forward and backward of `count` random images, in parts of at most `part`, then AdamW's step.
+    """
+    model = models.build(
+        "full",
+        profile.backbone,
+        profile.dim,
+        pretrained=profile.pretrained,
+        image_size=profile.data.image_size,
+    )
+    loss_without_weights = losses.make("ms")
+    optimizer = make_optimizer(model, loss_without_weights, profile.run("full").training)
+    side = profile.data.image_size
+    images = torch.randn(count, 3, side, side)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for some in images.split(part):
+            model(some).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
 def in_turns(
     steps: Mapping[str, Callable[[], None]], turns: int, times: Mapping[str, int]
 ) -> pd.DataFrame:
@@ -169,8 +244,18 @@ def in_turns(
             spent = 1000 * (time.process_time() - begin) / count
             lines.append({"step": name, "turn": turn, "milliseconds": spent})
     table = pd.DataFrame(lines)
+    return with_machine(table[table["turn"] > 0])
+
+
+def with_machine(table: pd.DataFrame) -> pd.DataFrame:
+    """A table of times with the columns machine, torch and threads of this process."""
     machine = platform.processor() or platform.machine()
-    after_first = table[table["turn"] > 0]
-    return after_first.assign(
-        machine=machine, torch=torch.__version__, threads=torch.get_num_threads()
-    )
+    return table.assign(machine=machine, torch=torch.__version__, threads=torch.get_num_threads())
+
+
+def machines(table: pd.DataFrame) -> str:
+    """Where the times of a table as of `with_machine` were measured, a line per machine."""
+    lines = []
+    for host in table[["machine", "torch", "threads"]].drop_duplicates().itertuples():
+        lines.append(f"measured on {host.machine}, torch {host.torch}, {host.threads} threads")
+    return "\n".join(lines)

@@ -1,7 +1,7 @@
 """What the notebooks on the survey's losses share.
 
-The losses of their rows, the triplets of a batch, and linear embeddings of frozen features that are
-trained step by step.
+The losses of their rows, the triplets of a batch, frozen features, and linear embeddings of these
+that are trained step by step.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -75,7 +76,22 @@ def hinges(d: Tensor, margin: float) -> Tensor:
     return (d[:, :, None] - d[:, None, :] + margin).relu()
 
 
-# ---- linear heads
+# ---- frozen features, and linear heads on them
+
+
+def frozen_features(
+    profile: Profile, images: pd.DataFrame, *, normalise: bool = True
+) -> np.ndarray:
+    """Features (n, D) of rows of a profile's benchmark by its frozen backbone, in the test view."""
+    frozen = models.build(
+        "pretrained",
+        profile.backbone,
+        profile.dim,
+        pretrained=profile.pretrained,
+        image_size=profile.data.image_size,
+        normalise=normalise,
+    )
+    return embedder.embed_rows(frozen, data.load(profile.data), images, profile.data)
 
 
 class Heads(NamedTuple):
@@ -94,19 +110,9 @@ class Heads(NamedTuple):
 
         They are not normalised, as a head sees them.
         """
-        profile = self.profile
-        frozen = profile.run("pretrained")
-        benchmark = data.load(profile.data)
-        model = models.build(
-            frozen.method,
-            profile.backbone,
-            profile.dim,
-            pretrained=profile.pretrained,
-            image_size=profile.data.image_size,
-            normalise=False,
-        )
-        features = embedder.embed_rows(model, benchmark, benchmark.train, profile.data)
-        labels = np.unique(benchmark.train["label"], return_inverse=True)[1]
+        train = data.load(self.profile.data).train
+        features = frozen_features(self.profile, train, normalise=False)
+        labels = np.unique(train["label"], return_inverse=True)[1]
         return torch.from_numpy(features), torch.from_numpy(labels)
 
     def drawn(

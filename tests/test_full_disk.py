@@ -190,7 +190,7 @@ def line(benchmark):
 
 
 def derived(benchmark):
-    return analysis.derived("title", "test", lambda: pd.DataFrame({"x": [1.5]})).to_csv()
+    return analysis.cached_table("title", "test", lambda: pd.DataFrame({"x": [1.5]})).to_csv()
 
 
 # A function that writes, the file that does not fit, and the space there is.

@@ -79,6 +79,23 @@ def test_pair_losses_by_hand(name, hyper, expected):
     assert value.item() == pytest.approx(expected, rel=1e-9, abs=1e-7)
 
 
+@pytest.mark.parametrize("base", ["triplet", "proxynca", "ms"])
+def test_a_direction_of_weight_zero_is_the_plain_loss_to_the_last_bit(base):
+    plain = value_and_gradient(base)
+    at_zero = value_and_gradient("direction", loss=base, gamma=0.0)
+    directed = value_and_gradient("direction", loss=base, gamma=0.3)
+    assert all(map(torch.equal, plain, at_zero))
+    assert not torch.equal(plain[1], directed[1])
+
+
+def value_and_gradient(name, **settings):
+    """Of a loss on twelve random embeddings of four classes, from the same proxies each time."""
+    torch.manual_seed(0)
+    x = torch.randn(12, 6, requires_grad=True)
+    value = make(name, 4, 6, **settings)(x, torch.arange(12) // 3)
+    return value, torch.autograd.grad(value, x)[0]
+
+
 ANGLE = math.acos(0.6)
 # With one proxy a class; half of them: only the sample's own is kept.
 HALF_GML = {"proxies_per_class": 1, "ratio": 0.5, "weight": 0}

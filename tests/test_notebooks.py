@@ -77,7 +77,7 @@ def test_template(file):
     )
     planned = cells[: rows[0] + 1] if rows else []
     for cell in planned:
-        assert not re.search(r"written_whole|derived\(|\.save\(|save_table\(", cell.source), (
+        assert not re.search(r"written_whole|cached_table\(|\.save\(|save_table\(", cell.source), (
             "--plan executes the cells up to the rows, and must leave results/ as they are"
         )
     assert any("assert " in cell.source for cell in cells), "a green run must not be an empty one"

@@ -94,9 +94,9 @@ def test_a_name_that_leads_elsewhere_is_none(name, names):
     with pytest.raises(ValueError, match="cannot be the name of a run"):
         store.put(name, "{}", "test")
     with pytest.raises(ValueError, match="cannot be the name of a run"):
-        analysis.derived("title", "test", dict, [name])
+        analysis.cached_table("title", "test", dict, [name])
     with pytest.raises(ValueError, match="cannot be the name of a run"):
-        analysis.derived(name, "test", dict)
+        analysis.cached_table(name, "test", dict)
 
 
 @pytest.mark.filterwarnings("ignore:.*is damaged")
