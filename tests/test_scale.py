@@ -2,11 +2,12 @@
 
 import math
 
+import pandas as pd
 import pytest
 import torch
 
 from puma_study import scale
-from pumalib import losses
+from pumalib import config, losses
 from pumalib.losses.base import Loss
 
 
@@ -103,3 +104,38 @@ def test_steps_take_turns_of_which_the_first_warms_up():
     assert "".join(taken) == "abb" * 3
     assert list(zip(table["step"], table["turn"])) == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
     assert (table["milliseconds"] >= 0).all()
+
+
+def test_a_line_per_loss_and_number_of_classes_with_the_machine():
+    kinds = {"pairs": ("ms", {}), "proxies": ("proxyanchor", {})}
+    table = scale.step_costs(kinds, [40, 80], {"proxies": 40}, turns=1)
+    assert table[["loss", "classes"]].to_numpy().tolist() == [
+        ["pairs", 40],
+        ["pairs", 80],
+        ["proxies", 40],
+    ]
+    assert table["learnt"].tolist() == [0, 0, 4 * 40 * 128 * 4]
+    assert scale.machines(table).startswith("measured on ")
+    assert scale.machines(table).count("\n") == 0, "one machine, one line"
+
+
+def test_images_until_a_target():
+    training = pd.DataFrame({"step": [4, 0], "reported": [0.7, 0.3], "images": [100, 0]})
+    assert scale.images_until(training, 0.5) == (pytest.approx(50), True), "halfway"
+    assert scale.images_until(training, 0.8) == (100, False), "never"
+    assert scale.images_until(training, 0.3) == (1, True), "before any step"
+
+
+def test_a_step_of_the_network_moves_its_weights(monkeypatch):
+    built = []
+    build = scale.models.build
+
+    def remembered(*args, **options):
+        built.append(build(*args, **options))
+        return built[-1]
+
+    monkeypatch.setattr(scale.models, "build", remembered)
+    step = scale.network_step(config.profile("smoke"), count=3, part=2)
+    before = [weight.detach().clone() for weight in built[0].parameters()]
+    step()
+    assert not all(map(torch.equal, before, built[0].parameters()))
