@@ -173,14 +173,14 @@ def remove(names: tuple[str, ...], yes: bool) -> None:
     from . import runs as kept_runs
 
     for name, profile in [kept_runs.find(label) for label in names]:
-        said = "would remove (add --yes)"
+        outcome = "would remove (add --yes)"
         if yes:
             try:
                 kept_runs.remove(name, profile)
-                said = "removed"
+                outcome = "removed"
             except Timeout:
-                said = "a running process holds it, kept:"
-        click.echo(f"{said} {profile}/{name}")
+                outcome = "a running process holds it, kept:"
+        click.echo(f"{outcome} {profile}/{name}")
 
 
 @runs.command()
@@ -201,21 +201,8 @@ def verify(profile: str | None) -> int:
 
 
 @runs.command()
-@click.argument("method")
-@profile_option
-@values_option
-@options.loss_option
-@options.seed_option
-@options.settings_option
-def train(
-    *,
-    method: str,
-    profile: str,
-    values: dict[str, Any],
-    loss: str | None,
-    seed: int | None,
-    settings: dict[str, Any],
-) -> int:
+@options.of_one_run
+def train(asked: options.AskedRun) -> int:
     """Train one run and keep its numbers, or a kept run again; print its folder and R@1.
 
     METHOD may be the name of a kept run, to train its model again.  The command says whether the
@@ -226,17 +213,18 @@ def train(
 
     from . import one_run
 
-    known_as = config.profile(options.profile_name(profile)).name
-    if one_run.is_kept(method, known_as):
-        if values or settings or loss is not None or seed is not None:
+    name = asked.method
+    profile = config.profile(options.profile_name(asked.profile)).name
+    if one_run.is_kept(name, profile):
+        if asked.has_changes:
             raise click.UsageError(
-                f"{method} is a kept run, trained again as it is: leave out -p, -s, --loss, --seed"
+                f"{name} is a kept run, trained again as it is: leave out -p, -s, --loss, --seed"
             )
-        report = one_run.train_again(method, known_as)
+        report = one_run.train_again(name, profile)
     else:
-        one_run.require_kept_nowhere_else(method, known_as)
-        new, _ = options.asked_run(method, profile, values, loss, seed, settings)
-        report = one_run.train_new(new, known_as)
+        one_run.require_kept_nowhere_else(name, profile)
+        run, _ = asked.run()
+        report = one_run.train_new(run, profile)
     if report is None:  # another process of torchrun reports
         return 0
     click.echo(report.text)

@@ -393,7 +393,7 @@ def _settings(record: FinishedRun) -> str:
     Settings that there were not yet when it was kept have their hash defaults.
     """
     run = replace(record.settings, seed=0)
-    return run.identity(str(run.data.split), run.pretrained)
+    return run.fingerprint(str(run.data.split), run.pretrained)
 
 
 def _accuracies(record: FinishedRun, averages: Averages, metric: str = "R@1") -> dict[str, float]:

@@ -200,10 +200,10 @@ def _states(runs: pd.DataFrame) -> list[str]:
 
 def _missing(runs: pd.DataFrame) -> list[str]:
     """Lines that name missing data and weights once each, with the command that fetches them."""
-    said = [line for text in [*runs["data"], *runs["weights"]] for line in text.splitlines()]
-    if not said:
+    missing = [line for text in [*runs["data"], *runs["weights"]] for line in text.splitlines()]
+    if not missing:
         return []
-    return ["Missing, without which nothing of it is trained:", *dict.fromkeys(said)]
+    return ["Missing, without which nothing of it is trained:", *dict.fromkeys(missing)]
 
 
 def _notes(runs: pd.DataFrame, images_per_second: float) -> list[str]:

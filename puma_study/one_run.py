@@ -106,11 +106,11 @@ def _other_hits(kept: FinishedRun, again: FinishedRun, seeds: pd.DataFrame) -> s
     in_all = changed.pop("unified", 0)
     total = sum(len(before[name]) for name in changed)
     most = max(changed, key=lambda name: changed[name])
-    said = f"R@1 is another for {sum(changed.values()):,} of {total:,} queries in their own dataset"
+    text = f"R@1 is another for {sum(changed.values()):,} of {total:,} queries in their own dataset"
     if changed[most]:
-        said += f" (most in {most}: {changed[most]:,})"
+        text += f" (most in {most}: {changed[most]:,})"
     changes = _changes(kept.accuracies, again.accuracies, seeds)
-    return f"{said} and for {in_all:,} in all datasets together; in percent, {changes}"
+    return f"{text} and for {in_all:,} in all datasets together; in percent, {changes}"
 
 
 def _changes(kept: Mapping[str, float], again: Mapping[str, float], seeds: pd.DataFrame) -> str:

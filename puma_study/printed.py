@@ -89,8 +89,9 @@ def inconsistent(number: int) -> pd.DataFrame:
         mean = evaluation.harmonic_mean(values)
         high = evaluation.harmonic_mean(values + ROUNDING) + ROUNDING
         wrong = ~printed[column].between(low, high) & printed[column].notna()
-        for row, said, recomputed in zip(printed.index[wrong], printed[column][wrong], mean[wrong]):
-            found.append((row, column, said, recomputed))
+        stated = printed[column][wrong]
+        for row, value, recomputed in zip(stated.index, stated, mean[wrong], strict=True):
+            found.append((row, column, value, recomputed))
     columns = ["row", "column", "printed", "recomputed"]
     return pd.DataFrame(found, columns=columns).set_index("row")
 

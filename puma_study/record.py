@@ -331,10 +331,10 @@ def _check_table(record: FinishedRun) -> None:
 
 def _check_close(record: FinishedRun, dataset: str, expected: float, by: str) -> None:
     """Raise ValueError where R@1 of a row is not what follows from the rest of the record."""
-    said = record.accuracy(dataset)
+    listed = record.accuracy(dataset)
     # Not "above": NaN is not close.
-    if not abs(expected - said) <= _ROUNDED:
-        raise ValueError(f"its R@1 of {dataset!r} is {said}, by {by} {expected:.8g}")
+    if not abs(expected - listed) <= _ROUNDED:
+        raise ValueError(f"its R@1 of {dataset!r} is {listed}, by {by} {expected:.8g}")
 
 
 def check_name_of(record: FinishedRun) -> None:
@@ -357,8 +357,8 @@ def _expected_name(record: FinishedRun) -> str:
     digest = _needed(record.environment, "data")
     if run.training.score_epochs:
         digest += _needed(record.environment, "held_out")
-    _, _, identity = record.name.rpartition("-")
-    kind = f"{run.method.name}-{run.loss}-{identity}"
+    _, _, fingerprint = record.name.rpartition("-")
+    kind = f"{run.method.name}-{run.loss}-{fingerprint}"
     is_of_a_file = run.pretrained not in models.saved.WITHOUT_FILE or "texts" in run.loss_settings
     if run.data.shots or is_of_a_file:
         return kind

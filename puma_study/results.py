@@ -201,16 +201,16 @@ def _verdicts(profile: Profile, about: Collection) -> str:
     card = verdicts.scorecard(profile, about)
     if card.empty:
         return ""
-    told = []
-    for here, said in card.groupby("here")["claim"]:
-        verdict = f"{len(said)} {here}"
+    counts = []
+    for here, claims_of in card.groupby("here")["claim"]:
+        verdict = f"{len(claims_of)} {here}"
         if here in DECIDED:
-            verdict += f": *{'; '.join(said)}*"
-        told.append(verdict)
+            verdict += f": *{'; '.join(claims_of)}*"
+        counts.append(verdict)
     could = int(card["could_support"].sum())
     return (
-        f"Of the paper's claims about it: {'; '.join(told)}.  The rows that were run could support "
-        f"{could} of the {len(card)}."
+        f"Of the paper's claims about it: {'; '.join(counts)}.  "
+        f"The rows that were run could support {could} of the {len(card)}."
     )
 
 

@@ -142,7 +142,7 @@ def _require_own_records(
     for name, run in runs.items():
         if name not in done:
             continue
-        if done[name].settings.identity("", "") != run.identity("", ""):
+        if done[name].settings.fingerprint("", "") != run.fingerprint("", ""):
             removed = store.HOW_TO_REMOVE.format(name=name)
             raise ValueError(
                 f"what is kept in profile {profile} as {name} has the settings of another run: "

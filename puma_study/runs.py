@@ -14,7 +14,7 @@ import pandas as pd
 from filelock import FileLock
 
 from pumalib import evaluation, models, paths
-from pumalib.config import NOT_IN_IDENTITY, Run
+from pumalib.config import NOT_IN_FINGERPRINT, Run
 from pumalib.training import run_folder
 
 from . import contrasts, store
@@ -45,7 +45,7 @@ RESULTS = [
 ]
 # Settings that another column shows, or that change no number.
 UNSHOWN = ["method.name", "training.epochs", "data.root", "data.split"]
-UNSHOWN += [f"training.{name}" for name in NOT_IN_IDENTITY]
+UNSHOWN += [f"training.{name}" for name in NOT_IN_FINGERPRINT]
 # Settings that are asked first whether they tell lines apart.
 FIRST = ["dim", "training.lr", "data.datasets", "data.shots", "data.holdout"]
 # Columns of `list_runs` also where no run has them.
@@ -92,11 +92,11 @@ def shown_columns(table: pd.DataFrame) -> list[str]:
     """`COLUMNS`, and those settings without which two lines of `list_runs` would look alike."""
     # A setting of None is a value like any other.
     texts = table.astype(object).map(str)
-    identity = [name for name in COLUMNS if name not in RESULTS]
+    settings = [name for name in COLUMNS if name not in RESULTS]
     others = [name for name in table if name not in (*COLUMNS, *RESULTS) and name not in UNSHOWN]
     distinguishing: list[str] = []
     for name in sorted(others, key=lambda one: (one not in FIRST, one)):
-        alike = texts.groupby([*identity, *distinguishing], sort=False)
+        alike = texts.groupby([*settings, *distinguishing], sort=False)
         if alike[name].nunique().max() > 1:
             distinguishing.append(name)
     place = COLUMNS.index("unified")
@@ -239,12 +239,12 @@ def find(label: str) -> tuple[str, str]:
     if len(fit) == 1:
         return fit[0]
 
-    said = "no run is"
+    problem = "no run is"
     near = difflib.get_close_matches(label, [name for name, _ in known])
     if fit:
-        said = "several runs are"
+        problem = "several runs are"
         near = [f"{profile}/{name}" for name, profile in fit]
-    raise ValueError(f"{said} called {label!r}; near: {', '.join(near) or 'none'}")
+    raise ValueError(f"{problem} called {label!r}; near: {', '.join(near) or 'none'}")
 
 
 def remove(name: str, profile: str) -> None:

@@ -62,7 +62,7 @@ class Grid(Protocol[AnyTrial]):
     def columns(self) -> list[str]:
         """The columns of the `table`."""
 
-    def wanted(self, scores: Mapping[AnyTrial, float]) -> list[AnyTrial]:
+    def pending(self, scores: Mapping[AnyTrial, float]) -> list[AnyTrial]:
         """The trials to be run next; none where the search is finished."""
 
     def run_for(self, trial: AnyTrial, profile: Profile) -> Run:
@@ -97,7 +97,7 @@ def replay(grid: Grid[AnyTrial], profile: Profile) -> Progress[AnyTrial]:
     failed = store.failures(profile.name)
     done: Progress[AnyTrial] = Progress({}, {}, {})
     while not done.missing:
-        asked = grid.wanted(done.scores)
+        asked = grid.pending(done.scores)
         if not asked:
             break
         with unchanged():
@@ -270,7 +270,7 @@ class MethodGrid:
         of_trial = ["row", "rate", "knob", "value", "seed", "epochs", "mirrored"]
         return [*of_trial, "harmonic", "unified", "open_loss", "run", "chosen"]
 
-    def wanted(self, scores: MethodScores) -> list[MethodTrial]:
+    def pending(self, scores: MethodScores) -> list[MethodTrial]:
         """The trials to be run next, as the protocol orders them; none where the search has ended.
 
         First every row's rates at the first value of its hyperparameter, then the best two of them
@@ -622,7 +622,7 @@ class LossGrid:
         """The columns of the `table`."""
         return ["family", "loss", "rate", "harmonic", "unified", "run", "chosen"]
 
-    def wanted(self, scores: LossScores) -> list[LossTrial]:
+    def pending(self, scores: LossScores) -> list[LossTrial]:
         """The trials to be run next; none where the search is finished."""
         first = [LossTrial(loss, rate) for loss in self.losses for rate in self.rates]
         missing = _missing(first, scores)
@@ -636,7 +636,7 @@ class LossGrid:
 
     def chosen(self, scores: LossScores) -> dict[str, float]:
         """The rate of each family; {} before the search has ended."""
-        if self.wanted(scores):
+        if self.pending(scores):
             return {}
         found = {}
         for family, losses in self.choosing().items():

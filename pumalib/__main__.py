@@ -31,27 +31,14 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("method")
-@options.profile_option
-@options.values_option
-@options.loss_option
-@options.seed_option
-@options.settings_option
-def train(
-    *,
-    method: str,
-    profile: str,
-    values: dict[str, Any],
-    loss: str | None,
-    seed: int | None,
-    settings: dict[str, Any],
-) -> None:
+@options.of_one_run
+def train(asked: options.AskedRun) -> None:
     """Train a model by METHOD with a profile's settings, and print its folder and R@1.
 
     A finished run is only read.  Under torchrun each process uses one GPU and an equal part of
     every batch.
     """
-    run, home = options.asked_run(method, profile, values, loss, seed, settings)
+    run, home = asked.run()
 
     from . import training
     from .training import run_folder
@@ -173,7 +160,7 @@ def _keeping(index: "FolderIndex") -> Iterator[None]:
         raise terminal.Interrupted(f"{kept}: the same command goes on from there") from None
 
 
-def _said(index: "FolderIndex", counts: Any) -> str:
+def _count_line(index: "FolderIndex", counts: Any) -> str:
     numbers = ", ".join(f"{number:,} {name}" for name, number in vars(counts).items())
     return f"{len(index.table):,} images in the index ({numbers})"
 
@@ -215,7 +202,7 @@ def embed(  # noqa: PLR0917 - click gives them by name
             source = embed_parts.Source(_known_model(model), _known_weights(pretrained))
             counts = embed_parts.update(index, source, scheduler)
         index.write_vectors(output)
-    click.echo(_said(index, counts))
+    click.echo(_count_line(index, counts))
     click.echo(f"{printable(output)}: {len(index.table):,} x {index.embedder.model.dim}")
 
 
@@ -271,16 +258,16 @@ def index(  # noqa: PLR0917 - click gives them by name
     found = _folder_index(folder, model, pretrained, store, kind, workers)
     with _keeping(found):
         counts = found.update()
-    lines = [_said(found, counts)]
+    lines = [_count_line(found, counts)]
     if threshold is not None:
         groups = found.duplicate_groups(threshold)
-        lines += _said_groups(groups, threshold)
+        lines += _group_lines(groups, threshold)
         search_page.write_table(groups, csv_file, json_file)
         if page is not None:
             search_page.write_groups(groups, folder, page, _title(found))
     if wrong_labels:
         suspects = found.likely_wrong_labels(k)
-        lines += _said_labels(suspects)
+        lines += _label_lines(suspects)
         search_page.write_table(suspects, csv_file, json_file)
         if page is not None:
             search_page.write_suspects(suspects, folder, page, _title(found))
@@ -288,14 +275,14 @@ def index(  # noqa: PLR0917 - click gives them by name
     _echo_written(csv_file, json_file, page)
 
 
-def _said_groups(table: "pd.DataFrame", threshold: float) -> list[str]:
+def _group_lines(table: "pd.DataFrame", threshold: float) -> list[str]:
     lines = [f"{table['group'].nunique():,} groups of images joined by a cosine above {threshold}"]
     for image in table.itertuples():
         lines.append(f"{image.group}  {image.cosine:.6f}  {printable(image.path)}")
     return lines
 
 
-def _said_labels(table: "pd.DataFrame") -> list[str]:
+def _label_lines(table: "pd.DataFrame") -> list[str]:
     lines = [f"{len(table):,} images whose nearest ones lie in another folder"]
     for image in table.itertuples():
         path = printable(image.path)

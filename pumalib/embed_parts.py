@@ -113,17 +113,17 @@ class _Stored:
         empty = pd.DataFrame(columns=[*COLUMNS, "file", "row"])
         self.files = pd.concat(lines, ignore_index=True) if lines else empty
 
-    def take(self, wanted: pd.DataFrame) -> Iterator[EmbeddedFiles]:
-        """Yield the vectors of the `wanted` files in their present state, part by part."""
-        for start in range(0, len(wanted), PART):
-            yield self._take(wanted.iloc[start : start + PART])
+    def take(self, files: pd.DataFrame) -> Iterator[EmbeddedFiles]:
+        """Yield the vectors of files in their present state, part by part."""
+        for start in range(0, len(files), PART):
+            yield self._take(files.iloc[start : start + PART])
 
-    def _take(self, wanted: pd.DataFrame) -> EmbeddedFiles:
+    def _take(self, files: pd.DataFrame) -> EmbeddedFiles:
         """One part of `take`; files that have changed since are embedded here."""
-        found = wanted.merge(self.files, how="left", on=list(COLUMNS))
+        found = files.merge(self.files, how="left", on=list(COLUMNS))
         was_read = found["file"].notna().to_numpy()
         is_left = found["path"].isin(self.unreadable).to_numpy() & ~was_read
-        again = wanted[~was_read & ~is_left]
+        again = files[~was_read & ~is_left]
 
         dim = self.index.embedder.model.dim
         here = list(self.index.embed_files(again)) if len(again) else []

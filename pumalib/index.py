@@ -73,10 +73,8 @@ def _listed(folder: Path, left_out: folders.LeftOut) -> pd.DataFrame:
         # shows it.
         rows.append((path, state.st_size, state.st_mtime_ns, state.st_ino))
     if not rows:
-        said = "".join(f"; {line}" for line in left_out.lines())
-        raise ValueError(
-            f"{folder} holds no image at any depth ({', '.join(folders.EXTENSIONS)}){said}"
-        )
+        what = f"{folder} holds no image at any depth ({', '.join(folders.EXTENSIONS)})"
+        raise ValueError("; ".join([what, *left_out.lines()]))
     found = pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
     return found.sort_values("path", ignore_index=True)
 
@@ -537,8 +535,8 @@ def _with_breadth(index: Any) -> Any:
 def _model_hash(embedder: Embedder) -> str:
     """A hash of all that determines an image's vector: weights, settings and image transform.
 
-    The folder of the training images does not change it (`config.Run.identity`).
+    The folder of the training images does not change it (`config.Run.fingerprint`).
     """
     weights = backbones.state_digest(embedder.model.state_dict())
     normalisation = [list(embedder.view.mean), list(embedder.view.std)]
-    return embedder.run.identity("", weights, {"normalisation": normalisation})
+    return embedder.run.fingerprint("", weights, {"normalisation": normalisation})

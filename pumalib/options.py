@@ -1,7 +1,10 @@
 """Options and arguments that both command lines share, `python -m pumalib` and `puma_study`."""
 
+import functools
 import math
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +34,8 @@ def assigned(context: click.Context, option: click.Parameter, pairs: tuple[str, 
         try:
             values[name] = config.read_yaml(text)
         except ValueError as error:
-            said = f"{pair!r}: write name=value, the value in YAML ({error})"
-            raise click.BadParameter(said) from None
+            message = f"{pair!r}: write name=value, the value in YAML ({error})"
+            raise click.BadParameter(message) from None
         if not _is_plain(values[name]):
             raise click.BadParameter(
                 f"{pair!r}: write a finite number, a text, true or false, or a list or mapping of "
@@ -90,28 +93,51 @@ settings_option = click.option(
 OF_SEVERAL = ("seeds", "side_seeds", "further_seeds", "jobs", "dask", "train")
 
 
-def asked_run(  # noqa: PLR0917 - the options of the commands
-    method: str,
-    profile: str,
-    values: dict[str, Any],
-    loss: str | None,
-    seed: int | None,
-    settings: dict[str, Any],
-) -> tuple["Run", Path]:
-    """The run that these options describe, and the folder of its profile's results.
+@dataclass(frozen=True)
+class AskedRun:
+    """A run as METHOD and the options of a command describe it."""
 
-    Raises ValueError or click.UsageError if an option is wrong.
-    """
-    for name in OF_SEVERAL:
-        if name in values:
-            raise click.UsageError(f"-p {name} is for several runs; this is one, see --seed")
-    from . import config, models
+    method: str
+    profile: str
+    values: dict[str, Any]
+    loss: str | None
+    seed: int | None
+    settings: dict[str, Any]
 
-    config.require_values(values)
-    chosen = config.profile(profile_name(profile), **from_shell(values))
-    own = models.with_own_settings(method, settings)
-    config.method(method, **own)  # raises ValueError for unknown settings
-    return chosen.run(method, loss=loss, seed=seed, **own), paths.RESULTS / chosen.name
+    @property
+    def has_changes(self) -> bool:
+        """Whether an option other than the profile was given."""
+        has_values = bool(self.values or self.settings)
+        return has_values or self.loss is not None or self.seed is not None
+
+    def run(self) -> tuple["Run", Path]:
+        """The run, and the folder of its profile's results.
+
+        Raises ValueError or click.UsageError if an option is wrong.
+        """
+        for name in OF_SEVERAL:
+            if name in self.values:
+                raise click.UsageError(f"-p {name} is for several runs; this is one, see --seed")
+        from . import config, models
+
+        config.require_values(self.values)
+        chosen = config.profile(profile_name(self.profile), **from_shell(self.values))
+        own = models.with_own_settings(self.method, self.settings)
+        config.method(self.method, **own)  # raises ValueError for unknown settings
+        run = chosen.run(self.method, loss=self.loss, seed=self.seed, **own)
+        return run, paths.RESULTS / chosen.name
+
+
+def of_one_run(command: Callable[[AskedRun], Any]) -> Callable:
+    """Give a command METHOD and the options of one run: it is called with an `AskedRun`."""
+
+    @functools.wraps(command)
+    def with_options(**given: Any) -> Any:
+        return command(AskedRun(**given))
+
+    for option in (settings_option, seed_option, loss_option, values_option, profile_option):
+        with_options = option(with_options)
+    return click.argument("method")(with_options)
 
 
 def profile_name(name: str) -> str:

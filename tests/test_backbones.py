@@ -230,7 +230,7 @@ def test_a_model_that_begins_from_itself_is_refused(tmp_path):
 def test_a_run_pools_as_in_table_10_unless_it_says_otherwise(tmp_path):
     run = config.Run(backbone="test_resnet", pretrained="random")
     as_timm = replace(run, pooling="timm")
-    assert run.identity("", "") != as_timm.identity("", "")
+    assert run.fingerprint("", "") != as_timm.fingerprint("", "")
     images = torch.randn(2, 3, 64, 64)
     grids = {}
     for one in (run, as_timm):

@@ -306,12 +306,12 @@ def test_a_rank_that_was_tuned_is_taken_to_the_letter():
     assert tuned.run("adapter").method.adapter_rank == 7
 
 
-def test_identity_changes_with_numbers_and_not_with_places():
+def test_the_fingerprint_changes_with_numbers_and_not_with_places():
     run = config.Run()
     training = replace(run.training, micro_batch=4, workers=3, device="cuda")
     data = replace(run.data, root="/elsewhere")
     same = replace(run, pretrained="/elsewhere", data=data, training=training)
-    assert run.identity("data", "weights") == same.identity("data", "weights")
+    assert run.fingerprint("data", "weights") == same.fingerprint("data", "weights")
     changes = [
         {},
         {"seed": 1},
@@ -320,12 +320,12 @@ def test_identity_changes_with_numbers_and_not_with_places():
         {"loss_settings": {"margin": 0.2}},
         {"training": replace(run.training, lr=1)},
     ]
-    identities = [replace(run, **change).identity("data", "weights") for change in changes]
-    identities.append(run.identity("other", "weights"))
-    identities.append(run.identity("data", "other"))
-    identities.append(run.identity("data", "weights", {"margin": 0.2}))
-    assert len(set(identities)) == len(changes) + 3
-    assert run.identity("data", "weights", more={}) == run.identity("data", "weights")
+    fingerprints = [replace(run, **change).fingerprint("data", "weights") for change in changes]
+    fingerprints.append(run.fingerprint("other", "weights"))
+    fingerprints.append(run.fingerprint("data", "other"))
+    fingerprints.append(run.fingerprint("data", "weights", {"margin": 0.2}))
+    assert len(set(fingerprints)) == len(changes) + 3
+    assert run.fingerprint("data", "weights", more={}) == run.fingerprint("data", "weights")
 
 
 # ---- A setting that is added later
@@ -351,12 +351,12 @@ def newer(**settings):
 
 
 def test_a_new_setting_at_its_hash_default_renames_nothing_and_another_value_does():
-    before = config.Run().identity("data", "weights")
-    assert newer(temperature=1.0).identity("data", "weights") == before
+    before = config.Run().fingerprint("data", "weights")
+    assert newer(temperature=1.0).fingerprint("data", "weights") == before
     names = {
-        newer(temperature=1.0, places=[1]).identity("data", "weights"),
-        newer(temperature=2.0).identity("data", "weights"),
-        newer(temperature=3.0).identity("data", "weights"),
+        newer(temperature=1.0, places=[1]).fingerprint("data", "weights"),
+        newer(temperature=2.0).fingerprint("data", "weights"),
+        newer(temperature=3.0).fingerprint("data", "weights"),
     }
     assert len(names) == 3 and before not in names
     assert newer() == newer(temperature=2.0), "who asks for nothing gets the default"
@@ -368,14 +368,14 @@ def test_a_schedule_of_gates_enters_a_name_where_it_is_another():
     del record["method"]["adapter_schedule"]
     assert config.Run.from_dict(record) == run
     late = replace(run, method=config.method("puma", adapter_schedule="late"))
-    assert late.identity("data", "weights") != run.identity("data", "weights")
+    assert late.fingerprint("data", "weights") != run.fingerprint("data", "weights")
 
 
 def test_a_record_without_the_setting_is_read_with_what_it_had_then():
     record = json.loads(config.Run().to_json())
     read = NewerRun.from_dict(record)
     assert read.method.temperature == 1.0 and read.method.places == []
-    assert read.identity("data", "weights") == config.Run().identity("data", "weights")
+    assert read.fingerprint("data", "weights") == config.Run().fingerprint("data", "weights")
     again = NewerRun.from_dict(json.loads(newer(temperature=2.0).to_json()))
     assert again.method.temperature == 2.0
     read.method.places.append(1)
@@ -389,7 +389,7 @@ def test_parts_of_their_own_enter_a_name_where_there_are_some():
     del record["method"]["part"], record["method"]["part_settings"]
     assert config.Run.from_dict(record) == run
     other = replace(run, method=config.method("puma", part="some", part_settings={"rank": 4}))
-    assert other.identity("data", "weights") != run.identity("data", "weights")
+    assert other.fingerprint("data", "weights") != run.fingerprint("data", "weights")
 
 
 # ---- What cannot be trained, or would be ignored

@@ -100,11 +100,12 @@ def test_a_difference_has_the_variance_of_all_stable_rows():
 
     gain = accuracies(rows["ours"]) - accuracies(rows["theirs"])
     assert found["value"][gain.columns].tolist() == pytest.approx(gain.mean().tolist())
-    lone = evaluation.paired_difference(
-        {seed: store.record(name, "test").hits() for seed, name in enumerate(rows["ours"])},
-        {seed: store.record(name, "test").hits() for seed, name in enumerate(rows["theirs"])},
-        store.classes(rows["ours"][0], "test"),
-    )
+    ours, theirs = (dict(enumerate(records(rows[name]))) for name in ("ours", "theirs"))
+    terms = [
+        evaluation.Term({seed: record.hits() for seed, record in ours.items()}),
+        evaluation.Term({seed: record.hits() for seed, record in theirs.items()}, -1),
+    ]
+    lone = evaluation.contrast(terms, store.classes(rows["ours"][0], "test"))
     of_classes = lone.at["unified", "error"] ** 2 - gain["unified"].var(ddof=1) / 3
     of_seeds = sum(np.maximum(variances[name], pooled)["unified"] for name in ("ours", "theirs"))
     expected = np.sqrt(of_classes + of_seeds / 3)
@@ -186,7 +187,7 @@ def test_kept_rows_with_few_images_lie_farther_apart(profile, monkeypatch):
     for record in store.read(profile).values():
         if record.members is not None:
             continue
-        row = replace(record.settings, seed=0).identity("", "")
+        row = replace(record.settings, seed=0).fingerprint("", "")
         few = record.settings.data.shots > 0
         found.append((few, row, str(record.queries), record.accuracy("unified")))
     table = pd.DataFrame(found, columns=["few", "row", "queries", "accuracy"])

@@ -77,7 +77,9 @@ def test_any_setting_is_taken_and_read_back_or_refused_by_its_name(request, tmp_
             assert name in str(error), str(error)
             return
         again = config.Run.from_dict(json.loads(run.to_json()))
-        assert again == run and again.identity("data", "weights") == run.identity("data", "weights")
+        assert again == run and again.fingerprint("data", "weights") == run.fingerprint(
+            "data", "weights"
+        )
 
     draw()
 

@@ -139,11 +139,11 @@ def test_it_enters_a_name_only_where_it_is_on(run, root, tmp_path):
     record = dataclasses.asdict(plain)
     del record["training"]["score_epochs"], record["training"]["patience"]
     assert config.Run.from_dict(record) == plain
-    content = plain.identity("data", "weights")
-    assert content == config.Run.from_dict(record).identity("data", "weights")
+    content = plain.fingerprint("data", "weights")
+    assert content == config.Run.from_dict(record).fingerprint("data", "weights")
     names = {content}
     for recipe in (SCORED, replace(SCORED, score_epochs=2), replace(SCORED, patience=2)):
-        names.add(replace(run, training=recipe).identity("data", "weights"))
+        names.add(replace(run, training=recipe).fingerprint("data", "weights"))
     assert len(names) == 4
 
 

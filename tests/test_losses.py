@@ -643,9 +643,9 @@ def test_defaults_can_be_given_and_written_down(name):
 CHANGED = {}
 
 
-@pytest.mark.parametrize("name", losses.LEFT_UNSAID)
+@pytest.mark.parametrize("name", losses.HASH_DEFAULTS)
 def test_a_name_says_nothing_of_defaults_that_never_changed(name):
-    assert losses.unsaid(name, {}) == CHANGED.get(name, {})
+    assert losses.implicit_defaults(name, {}) == CHANGED.get(name, {})
 
 
 @pytest.fixture
@@ -675,23 +675,23 @@ def margin_of_a_fifth(monkeypatch):
     ],
 )
 def test_a_changed_default_is_said(name, settings, said):
-    assert losses.unsaid(name, settings) == said
+    assert losses.implicit_defaults(name, settings) == said
 
 
 def test_changed_defaults_of_wrappers_are_said(monkeypatch):
     monkeypatch.setattr(wrappers.XBM, "default_loss", "ms")
-    assert losses.unsaid("xbm", {}) == {"loss": "ms"}
-    assert losses.unsaid("xbm", {"loss": "ms"}) == {}
+    assert losses.implicit_defaults("xbm", {}) == {"loss": "ms"}
+    assert losses.implicit_defaults("xbm", {"loss": "ms"}) == {}
     # Both have a weight: one's own, and that of the loss within.
     proxygml = losses.LOSSES["proxygml"]
     monkeypatch.setitem(proxygml.__init__.__kwdefaults__, "weight", 1.0)
-    said = losses.unsaid("language", {"loss": "proxygml", "weight": 3})
+    said = losses.implicit_defaults("language", {"loss": "proxygml", "weight": 3})
     assert said == {"proxygml.weight": 1.0}
     # The direction of a loss is always given by gamma.
     triplet = losses.LOSSES["triplet"]
     monkeypatch.setitem(triplet.__init__.__kwdefaults__, "direction", 0.1)
-    assert losses.unsaid("triplet", {}) == {"direction": 0.1}
-    assert losses.unsaid("direction", {}) == {}
+    assert losses.implicit_defaults("triplet", {}) == {"direction": 0.1}
+    assert losses.implicit_defaults("direction", {}) == {}
 
 
 class Centred(losses.Loss):
@@ -714,9 +714,11 @@ def test_a_new_loss_is_one_line_of_the_table(monkeypatch):
     with pytest.raises(ValueError, match="unknown 'margin' of Centred; known: weight, power"):
         losses.make("centred", margin=1)
     # All its defaults are in the names of its runs.
-    assert losses.unsaid("centred", {}) == {"weight": 1.0, "power": 2}
-    assert losses.unsaid("centred", {"power": 3}) == {"weight": 1.0}
-    assert losses.unsaid("language", {"loss": "centred", "power": 3}) == {"centred.weight": 1.0}
+    assert losses.implicit_defaults("centred", {}) == {"weight": 1.0, "power": 2}
+    assert losses.implicit_defaults("centred", {"power": 3}) == {"weight": 1.0}
+    assert losses.implicit_defaults("language", {"loss": "centred", "power": 3}) == {
+        "centred.weight": 1.0
+    }
 
 
 def test_a_hyperparameter_that_an_old_loss_gets(monkeypatch):
@@ -726,6 +728,6 @@ def test_a_hyperparameter_that_an_old_loss_gets(monkeypatch):
             self.weight = weight
 
     monkeypatch.setitem(losses.LOSSES, "npair", Weighted)
-    assert losses.unsaid("npair", {}) == {"weight": 1.0}
-    monkeypatch.setitem(losses.LEFT_UNSAID, "npair", {"l2": 0.02, "weight": 1.0})
-    assert losses.unsaid("npair", {}) == {}
+    assert losses.implicit_defaults("npair", {}) == {"weight": 1.0}
+    monkeypatch.setitem(losses.HASH_DEFAULTS, "npair", {"l2": 0.02, "weight": 1.0})
+    assert losses.implicit_defaults("npair", {}) == {}

@@ -544,5 +544,5 @@ def test_a_part_and_its_settings_are_in_the_name_of_a_run():
     run = config.Run(method=config.METHODS["puma"])
     changed = dataclasses.replace(run, method=method("scale_shift"))
     other = dataclasses.replace(run, method=method("scale_shift", {"keep": 0.5}))
-    names = {made.identity("data", "weights") for made in (run, changed, other)}
+    names = {made.fingerprint("data", "weights") for made in (run, changed, other)}
     assert len(names) == 3

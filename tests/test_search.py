@@ -49,7 +49,7 @@ def run_to_the_end(grid, score):
     """All scores of a search in which `score` says how each trial ends, round by round."""
     scores = {}
     rounds = []
-    while asked := grid.wanted(scores):
+    while asked := grid.pending(scores):
         assert not set(asked) & set(scores), "nothing is asked for twice"
         rounds.append(asked)
         scores |= {trial: score(trial) for trial in asked}
@@ -61,23 +61,23 @@ class TestWanted:
         grid = MethodGrid(("puma", "full"))
         puma = [MethodTrial("puma", Setting(rate, 0.1)) for rate in (3e-5, 1e-4, 3e-4, 1e-3)]
         full = [MethodTrial("full", Setting(rate, 10.0)) for rate in (3e-5, 1e-4, 3e-4, 1e-3)]
-        assert grid.wanted({}) == [*puma, *full]
-        assert grid.wanted(dict.fromkeys(puma, 0.5)) == full
+        assert grid.pending({}) == [*puma, *full]
+        assert grid.pending(dict.fromkeys(puma, 0.5)) == full
 
         scores = dict(zip(puma, (0.1, 0.2, 0.4, 0.3))) | dict(zip(full, (0.1, 0.5, 0.4, 0.3)))
         second = [MethodTrial("puma", Setting(rate, 1.0)) for rate in (3e-4, 1e-3)]
         second += [MethodTrial("full", Setting(rate, 1.0)) for rate in (1e-4, 3e-4)]
-        assert grid.wanted(scores) == second
+        assert grid.pending(scores) == second
 
     def test_a_better_second_value_is_followed_until_its_best_is_inside(self):
         first = curve(0.2, 0.5, 0.4, 0.3)
         low = first | curve(0.6, 0.4, value=FAST, start=1e-4)
-        assert ALONE.wanted(low) == [MethodTrial("linear", Setting(3e-5, FAST))]
+        assert ALONE.pending(low) == [MethodTrial("linear", Setting(3e-5, FAST))]
         inside = low | curve(0.3, value=FAST)
-        assert ALONE.wanted(inside)[0] == MethodTrial("linear", Setting(1e-4, FAST), seed=1)
+        assert ALONE.pending(inside)[0] == MethodTrial("linear", Setting(1e-4, FAST), seed=1)
 
     def test_an_optimum_inside_gets_two_second_seeds(self):
-        assert ALONE.wanted(INSIDE) == list(seconds(0, 0))
+        assert ALONE.pending(INSIDE) == list(seconds(0, 0))
 
     @pytest.mark.parametrize(
         ("numbers", "beyond"),
@@ -87,7 +87,7 @@ class TestWanted:
         self, numbers, beyond
     ):
         at_second_value = curve(*numbers, value=FAST) | curve(0.1, 0.1, 0.1, 0.1)
-        assert ALONE.wanted(at_second_value) == [MethodTrial("linear", Setting(beyond, FAST))]
+        assert ALONE.pending(at_second_value) == [MethodTrial("linear", Setting(beyond, FAST))]
 
     def test_an_edge_is_followed_until_the_best_is_inside_or_the_series_ends(self):
         def rising(trial):
@@ -103,21 +103,21 @@ class TestWanted:
         first = curve(0.49, 0.5, 0.4, 0.3) | curve(0.1, 0.1, 0.1, 0.1, value=FAST)
         edge, middle = Setting(3e-5, SLOW), Setting(1e-4, SLOW)
         both = first | {MethodTrial("linear", edge, 1): 0.6, MethodTrial("linear", middle, 1): 0.4}
-        assert ALONE.wanted(both) == [MethodTrial("linear", Setting(1e-5, SLOW))]
+        assert ALONE.pending(both) == [MethodTrial("linear", Setting(1e-5, SLOW))]
         assert ALONE.chosen(both) == {}
 
         worse = both | {MethodTrial("linear", Setting(1e-5, SLOW)): 0.3}
-        assert ALONE.wanted(worse) == []
+        assert ALONE.pending(worse) == []
         assert ALONE.chosen(worse) == {"linear": edge}
 
         better = both | {MethodTrial("linear", Setting(1e-5, SLOW)): 0.55}
-        assert ALONE.wanted(better) == [MethodTrial("linear", Setting(3e-6, SLOW))]
+        assert ALONE.pending(better) == [MethodTrial("linear", Setting(3e-6, SLOW))]
         inside = better | {MethodTrial("linear", Setting(3e-6, SLOW)): 0.3}
-        assert ALONE.wanted(inside) == [MethodTrial("linear", Setting(1e-5, SLOW), seed=1)]
+        assert ALONE.pending(inside) == [MethodTrial("linear", Setting(1e-5, SLOW), seed=1)]
 
     def test_a_loss_that_is_not_finite_is_the_worst_score(self):
         first = curve(0.1, 0.2, 0.3, 0.0) | curve(0.0, 0.0, 0.0, 0.0, value=FAST)
-        asked = ALONE.wanted(first)
+        asked = ALONE.pending(first)
         assert [trial.setting.rate for trial in asked] == [3e-4, 1e-4]
 
     def test_every_row_has_the_same_first_trials_and_two_seconds(self):
@@ -136,7 +136,7 @@ class TestChosen:
 
     def test_of_equals_the_lower_rate(self):
         equal = curve(0.2, 0.5, 0.5, 0.3) | curve(0.1, 0.5, 0.5, 0.1, value=FAST)
-        asked = ALONE.wanted(equal)
+        asked = ALONE.pending(equal)
         assert [trial.setting for trial in asked] == [Setting(1e-4, SLOW), Setting(1e-4, FAST)]
         settled = equal | dict.fromkeys(asked, 0.5)
         assert ALONE.chosen(settled) == {"linear": Setting(1e-4, SLOW)}
@@ -279,7 +279,7 @@ class TestReplay:
     SEARCH = MethodGrid(("linear",), (1e-4, 3e-4), checks=())
 
     def test_it_goes_on_from_what_is_kept_and_names_what_is_missing(self, profile):
-        grid = self.SEARCH.wanted({})
+        grid = self.SEARCH.pending({})
         for trial in grid[:-1]:
             keep(trial, profile, 0.5)
         keep(MethodTrial("linear", Setting(1e-2, SLOW)), profile, 0.9)
@@ -296,8 +296,8 @@ class TestReplay:
         assert table.set_index("run").at[name, "harmonic"] == 0
         assert pd.isna(table.set_index("run").at[name, "unified"])
 
-    def test_rounds_train_until_nothing_is_wanted(self, profile, monkeypatch):
-        wrecked = self.SEARCH.wanted({})[1]
+    def test_rounds_train_until_nothing_is_pending(self, profile, monkeypatch):
+        wrecked = self.SEARCH.pending({})[1]
 
         def run_all(rows, asked, may_fail):
             assert may_fail == rows, "a search has a use for what fails"
@@ -338,7 +338,7 @@ class TestTable:
 
     def test_a_run_has_its_loss_on_training_images_where_it_was_kept(self, profile):
         grid = MethodGrid(("linear",), (1e-4, 3e-4), checks=())
-        without, has = grid.wanted({})[:2]
+        without, has = grid.pending({})[:2]
         keep(without, profile, 0.5)
         kept_runs.keep(ALONE.run_for(has, profile), profile, 0.5, open_loss=1.25)
         table = search.table(grid, search.replay(grid, profile), profile)
@@ -398,18 +398,18 @@ def scores_of(**by_loss):
 
 class TestWantedOfLosses:
     def test_first_every_loss_at_every_rate(self):
-        asked = PAIRS.wanted({})
+        asked = PAIRS.pending({})
         of_ms = [LossTrial("ms", rate) for rate in (3e-5, 1e-4, 3e-4)]
         assert asked[:3] == of_ms
         assert len(asked) == 6
         known = dict.fromkeys(of_ms, 0.5)
-        assert {trial.loss for trial in PAIRS.wanted(known)} == {"npair"}
+        assert {trial.loss for trial in PAIRS.pending(known)} == {"npair"}
 
     def test_nothing_where_the_mean_is_best_inside_though_a_loss_is_best_at_an_edge(self):
         inside = scores_of(
             ms={3e-5: 0.1, 1e-4: 0.6, 3e-4: 0.2}, npair={3e-5: 0.3, 1e-4: 0.2, 3e-4: 0.1}
         )
-        assert PAIRS.wanted(inside) == []
+        assert PAIRS.pending(inside) == []
         assert PAIRS.chosen(inside) == {"pair": 1e-4}
 
     def test_an_edge_is_followed_by_all_losses_of_the_family_and_no_other(self):
@@ -419,7 +419,7 @@ class TestWantedOfLosses:
             npair={3e-5: 0.3, 1e-4: 0.2, 3e-4: 0.0},
             proxyanchor={3e-5: 0.3, 1e-4: 0.5, 3e-4: 0.4},
         )
-        assert grid.wanted(scores) == [LossTrial("npair", 1e-5), LossTrial("ms", 1e-5)]
+        assert grid.pending(scores) == [LossTrial("npair", 1e-5), LossTrial("ms", 1e-5)]
         assert grid.chosen(scores) == {}, "not before the search has ended"
         scores |= {LossTrial("ms", 1e-5): 0.1, LossTrial("npair", 1e-5): 0.1}
         assert grid.chosen(scores) == {"pair": 3e-5, "proxy": 1e-4}
@@ -427,7 +427,7 @@ class TestWantedOfLosses:
     def test_an_edge_is_followed_to_the_end_of_the_series(self):
         grid = LossGrid(losses=("ms",))
         scores = {}
-        while asked := grid.wanted(scores):
+        while asked := grid.pending(scores):
             scores |= {trial: -trial.rate for trial in asked}
         assert grid.chosen(scores) == {"pair": 3e-6}
 
@@ -455,7 +455,7 @@ class TestKeptOfLosses:
         return self.SEARCH.run_for(trial, profile)
 
     def test_a_search_goes_on_from_kept_runs_and_a_failed_one_counts_as_0(self, profile):
-        kept, failed, missing = self.SEARCH.wanted({})
+        kept, failed, missing = self.SEARCH.pending({})
         assert list(search.replay(self.SEARCH, profile).missing) == [kept, failed, missing]
 
         kept_runs.keep(self.run_of(kept, profile), profile, 0.5)
@@ -491,7 +491,7 @@ class TestKeptOfLosses:
 def test_the_block_for_the_profile_gives_each_loss_of_a_family_its_rate():
     grid = LossGrid(losses=("ms", "proxyanchor"), rates=(3e-5, 1e-4, 3e-4, 1e-3, 3e-3))
     best_of = {"ms": 1e-4, "proxyanchor": 1e-3}
-    scores = {trial: -abs(trial.rate - best_of[trial.loss]) for trial in grid.wanted({})}
+    scores = {trial: -abs(trial.rate - best_of[trial.loss]) for trial in grid.pending({})}
     block = search.yaml_recipes(grid.recipes(scores))
     read = config.profile("smoke", **yaml.safe_load(block))
     assert read.run("full", loss="npair").training.lr == 1e-4

@@ -16,7 +16,6 @@ from pumalib.evaluation import (
     harmonic_mean,
     harmonic_shares,
     interval,
-    paired_difference,
     pooled_spreads,
     rank_correlation,
     smallest_found,
@@ -62,6 +61,11 @@ def test_interval_adds_both_sources_of_chance():
         0.1, 12.7062 * np.sqrt(0.02) / np.sqrt(2)
     )  # Student's t of one degree of freedom
     assert (two["low"], two["high"]) == pytest.approx((0.5 - half, 0.5 + half), rel=1e-4)
+
+
+def paired_difference(ours, theirs, classes, large=()):
+    """The accuracy of one model minus that of another, seed by seed."""
+    return contrast([Term(ours), Term(theirs, -1)], classes, Averages(large=tuple(large)))
 
 
 def test_a_difference_is_taken_in_pairs_and_by_classes():

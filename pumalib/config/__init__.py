@@ -6,12 +6,12 @@ Read `run.py` first, then `methods.py` and `profiles.py`; `reading.py` has what 
 from .methods import METHODS, Method, method, settings_of_method
 from .profiles import Profile, overridable, profile, require_values
 from .reading import CHECKED, Amount, Count, Rate, added, checked, read_yaml
-from .run import NOT_IN_IDENTITY, NUMBERS, Data, Run, Training, short_hash
+from .run import NOT_IN_FINGERPRINT, NUMBERS, Data, Run, Training, short_hash
 
 __all__ = [
     "CHECKED",
     "METHODS",
-    "NOT_IN_IDENTITY",
+    "NOT_IN_FINGERPRINT",
     "NUMBERS",
     "Amount",
     "Count",

@@ -110,8 +110,8 @@ class _Loader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             self.aliases += 1
             if self.aliases > MOST_ALIASES:
-                said = f"more than {MOST_ALIASES} aliases (*): write out what they stand for"
-                raise ComposerError(None, None, said, self.peek_event().start_mark)
+                message = f"more than {MOST_ALIASES} aliases (*): write out what they stand for"
+                raise ComposerError(None, None, message, self.peek_event().start_mark)
         return super().compose_node(parent, index)
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -121,8 +121,8 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 continue
             if (key.tag, key.value) in seen:
-                said = f"the key {short(key.value)} stands twice"
-                raise ComposerError(None, None, said, key.start_mark)
+                message = f"the key {short(key.value)} stands twice"
+                raise ComposerError(None, None, message, key.start_mark)
             seen.add((key.tag, key.value))
         return node
 

@@ -1,6 +1,6 @@
 """The settings of a run: frozen dataclasses, one documented line per field.
 
-Two equal `Run`s have equal numbers, and `Run.identity` is the hash of what can change them.
+Two equal `Run`s have equal numbers, and `Run.fingerprint` is the hash of what can change them.
 """
 
 import copy
@@ -106,7 +106,7 @@ class Training:
     # Stop after this number of scores in a row without a new best; 0 = never.
     patience: Count = added(0)
 
-    # What follows (NOT_IN_IDENTITY) cannot change a number beyond rounding.
+    # What follows (NOT_IN_FINGERPRINT) cannot change a number beyond rounding.
     # Images per forward pass; 0 = the whole batch; less memory, the same gradient.
     micro_batch: Count = 0
     # Processes that decode images.
@@ -137,7 +137,7 @@ class Training:
         return self
 
 
-NOT_IN_IDENTITY = ("micro_batch", "workers", "device", "checkpoint_seconds", "recompute")
+NOT_IN_FINGERPRINT = ("micro_batch", "workers", "device", "checkpoint_seconds", "recompute")
 
 
 def require_weights(backbone: str, pretrained: str) -> None:
@@ -190,7 +190,7 @@ class Run:
         """
         return checked("run", cls, _with_defaults(cls, content), kept=True)
 
-    def identity(
+    def fingerprint(
         self, data_digest: str, weights_digest: str, more: Mapping[str, Any] | None = None
     ) -> str:
         """A hash of what can change the numbers: settings, and the contents of data and weights.
@@ -205,7 +205,7 @@ class Run:
             content["more"] = dict(more)
         del content["data"]["root"]
         del content["data"]["split"]
-        for key in NOT_IN_IDENTITY:
+        for key in NOT_IN_FINGERPRINT:
             del content["training"][key]
         return short_hash(content)
 

@@ -270,13 +270,13 @@ def unpack(archive: Path, target: Path) -> None:
 
 def _unpack_zip(archive: Path, folder: Path) -> None:
     with zipfile.ZipFile(archive) as packed:
-        packed.extractall(folder, _wanted(archive, _zip_members(packed)))
+        packed.extractall(folder, _members_to_unpack(archive, _zip_members(packed)))
 
 
 def _unpack_tar(archive: Path, folder: Path) -> None:
     with tarfile.open(archive) as packed:
         packed.extraction_filter = tarfile.data_filter
-        packed.extractall(folder, _wanted(archive, _tar_members(packed)))
+        packed.extractall(folder, _members_to_unpack(archive, _tar_members(packed)))
 
 
 class _Member(NamedTuple):
@@ -301,14 +301,14 @@ def _tar_members(packed: tarfile.TarFile) -> Iterator[_Member]:
         yield _Member(info, info.name, info.size, is_plain)
 
 
-def _wanted(archive: Path, members: Iterable[_Member]) -> tqdm:
+def _members_to_unpack(archive: Path, members: Iterable[_Member]) -> tqdm:
     """The members to unpack, without the metadata files of macOS, in a progress bar.
 
     All members are checked before any is unpacked: ValueError if one is unsafe.
     """
     limit = min(MOST_BYTES, max(LEAST_BYTES, RATIO * archive.stat().st_size))
     total = 0
-    wanted = []
+    chosen = []
     for member in members:
         # A Windows path understands drive letters and both slashes.
         path = PureWindowsPath(member.name)
@@ -319,5 +319,5 @@ def _wanted(archive: Path, members: Iterable[_Member]) -> tqdm:
             why = f"is a link or a device, leaves its folder, or makes it more than {size}"
             raise ValueError(f"{archive}: member {member.name!r} {why}; the archive is refused")
         if not path.name.startswith("._") and "__MACOSX" not in path.parts:
-            wanted.append(member.info)
-    return progress.bar(wanted, desc=f"unpacking {archive.name}", unit="file")
+            chosen.append(member.info)
+    return progress.bar(chosen, desc=f"unpacking {archive.name}", unit="file")

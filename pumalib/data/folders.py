@@ -217,7 +217,7 @@ class Level:
     folders: list[str]  # their names; a link to a folder is one
 
 
-def look(folder: Path, place: str, left_out: LeftOut) -> Level:
+def read_level(folder: Path, place: str, left_out: LeftOut) -> Level:
     """The images and folders in a folder; `place` is its path in `left_out` (ending in "/", or "").
 
     Hidden files and macOS' `._*` are ignored.  Pipes, broken links, names that are not UTF-8, files
@@ -268,15 +268,15 @@ def _walk(
     folder: Path, place: str, around: tuple[tuple[int, int], ...], left_out: LeftOut
 ) -> Iterator[tuple[str, os.stat_result]]:
     state = folder.stat()
-    identity = (state.st_dev, state.st_ino)
-    if identity in around:
+    inode = (state.st_dev, state.st_ino)
+    if inode in around:
         left_out.looping.append(place.rstrip("/"))
         return
-    level = look(folder, place, left_out)
+    level = read_level(folder, place, left_out)
     for name, image in level.images.items():
         yield f"{place}{name}", image
     for name in level.folders:
-        yield from _walk(folder / name, f"{place}{name}/", (*around, identity), left_out)
+        yield from _walk(folder / name, f"{place}{name}/", (*around, inode), left_out)
 
 
 def _state(entry: os.DirEntry[str]) -> os.stat_result | None:
@@ -364,7 +364,7 @@ def _listed(root: Path, places: Mapping[str, str], left_out: LeftOut) -> pd.Data
 
 def _folder_names(root: Path, place: str, what: str, left_out: LeftOut) -> list[str]:
     """The sorted names of the folders in the folder `place`; errors call each a `what`."""
-    level = look(root / place, place, left_out)
+    level = read_level(root / place, place, left_out)
     left_out.loose.extend(f"{place}{name}" for name in level.images)
     # Not `level.folders`: a folder whose name is not UTF-8 is an error here, not left out.
     names = [entry.name for entry in _visible(root / place) if _is_folder(entry)]
@@ -373,7 +373,7 @@ def _folder_names(root: Path, place: str, what: str, left_out: LeftOut) -> list[
 
 def _image_names(root: Path, place: str, left_out: LeftOut) -> list[str]:
     """The sorted names of the images in the class folder `place`."""
-    level = look(root / place, f"{place}/", left_out)
+    level = read_level(root / place, f"{place}/", left_out)
     for name in level.folders:
         inside = f"{place}/{name}"
         # One warning, that images are nested, is enough for all that is in subfolders.

@@ -321,16 +321,6 @@ def _satterthwaite(variances: np.ndarray, dof: np.ndarray, known: float = 0.0) -
 # ---- contrasts
 
 
-def paired_difference(
-    ours: Mapping[int, Hits],
-    theirs: Mapping[int, Hits],
-    classes: Hits,
-    large: Collection[str] = (),
-) -> pd.DataFrame:
-    """The accuracy of one model minus that of another, seed by seed: a `contrast` of two terms."""
-    return contrast([Term(ours), Term(theirs, -1)], classes, Averages(large=tuple(large)))
-
-
 @dataclass(frozen=True)
 class Contrast:
     """A line of `contrast`."""

@@ -34,11 +34,11 @@ __all__ = [
     "Wrapper",
     "base",
     "defaults",
+    "implicit_defaults",
     "list_losses",
     "make",
     "miners",
     "texts",
-    "unsaid",
 ]
 
 LOSSES: dict[str, type[Loss]] = {
@@ -65,10 +65,10 @@ LOSSES: dict[str, type[Loss]] = {
 
 # Hash defaults: values that a run's hash omits.  The hash in the name of a kept run covers the
 # settings that were given; all others had these values.  Never change a value here.  You may change
-# the default of a class: its new runs then get new names, by `unsaid`.  If you add a hyperparameter
-# to an old loss, add it here with the value that leaves the loss as it was; a new loss needs no
-# line.
-LEFT_UNSAID: dict[str, dict[str, Any]] = {
+# the default of a class: its new runs then get new names, by `implicit_defaults`.  If you add a
+# hyperparameter to an old loss, add it here with the value that leaves the loss as it was; a new
+# loss needs no line.
+HASH_DEFAULTS: dict[str, dict[str, Any]] = {
     "contrastive": {"pos_margin": 0.0, "neg_margin": 1.0},
     "triplet": {"margin": 0.05, "miner": "batchhard", "distance": "cosine", "direction": 0.0},
     "npair": {"l2": 0.02},
@@ -164,20 +164,20 @@ def defaults(name: str) -> dict[str, Any]:
     return _defaults_of(loss_class, without=("num_classes", "dim"))
 
 
-def unsaid(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def implicit_defaults(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of a loss that a run's hash must include beside the given `settings`.
 
-    They are the defaults that differ from `LEFT_UNSAID`, or all defaults of a loss without an entry
-    there; {} if no default has changed.  Keys of a wrapped loss are "<loss>.<hyperparameter>".
-    Raises ValueError for an unknown loss.
+    They are the defaults that differ from `HASH_DEFAULTS`, or all defaults of a loss without an
+    entry there; {} if no default has changed.  Keys of a wrapped loss are
+    "<loss>.<hyperparameter>".  Raises ValueError for an unknown loss.
     """
     name = _known(name)
-    known = LEFT_UNSAID.get(name, {})
-    said = {}
+    known = HASH_DEFAULTS.get(name, {})
+    found = {}
     for key, value in defaults(name).items():
         changed = key not in known or known[key] != value
         if changed and key not in settings:
-            said[key] = value
+            found[key] = value
 
     if name == "direction" or issubclass(LOSSES[name], Wrapper):
         own, handed_on = _split(name, settings)
@@ -185,9 +185,9 @@ def unsaid(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             # The inner loss always gets gamma as its `direction`.
             handed_on["direction"] = own.get("gamma")
         inner_name = own.get("loss", defaults(name)["loss"])
-        for key, value in unsaid(inner_name, handed_on).items():
-            said[f"{inner_name}.{key}"] = value
-    return said
+        for key, value in implicit_defaults(inner_name, handed_on).items():
+            found[f"{inner_name}.{key}"] = value
+    return found
 
 
 def _known(name: str) -> str:

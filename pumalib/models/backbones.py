@@ -392,10 +392,10 @@ def _require_own_grids(
     timm resamples patch kernels and position embeddings to any size.  But a kernel of another patch
     size belongs to another model.  Positions may have the model's own image size or `image_size`.
     """
-    wanted = [outline]
+    models = [outline]
     if image_size is not None and image_size != _known(name).input_size[-1]:
-        wanted.append(_outline(name, None, "timm"))
-    shapes = [model.state_dict() for model in wanted]
+        models.append(_outline(name, None, "timm"))
+    shapes = [model.state_dict() for model in models]
     # The class token and registers may have positions or not.
     tokens = getattr(outline, "num_prefix_tokens", 0)
     # Kernels first: with another patch size the positions differ too.
@@ -484,8 +484,8 @@ def _only_own_size(source: str, name: str, image_size: int | None, error: Except
     own = _known(name).input_size[-1]
     what = f"the weights of {source} do not fit {name!r} at image_size = {image_size}"
     why = "they are another model's, or timm cannot resample them"
-    said = textwrap.shorten(str(error), 300)
-    return ValueError(f"{what}: {why}; its own size is {own}. {said}")
+    message = textwrap.shorten(str(error), 300)
+    return ValueError(f"{what}: {why}; its own size is {own}. {message}")
 
 
 # ---- digests of weights

@@ -42,12 +42,12 @@ def weights_digest(run: Run) -> str:
 
 def name_by_digests(run: Run, data_digest: str, weights_digest: str) -> str:
     """The name of a run with these digests of data and weights."""
-    more = losses.unsaid(run.loss, run.loss_settings)
+    more = losses.implicit_defaults(run.loss, run.loss_settings)
     of_part = models.part_settings(run.method)
     if of_part:
         more["part"] = of_part
-    identity = run.identity(data_digest, weights_digest, more)
-    return f"{run.method.name}-{run.loss}-{identity}"
+    fingerprint = run.fingerprint(data_digest, weights_digest, more)
+    return f"{run.method.name}-{run.loss}-{fingerprint}"
 
 
 def ensemble_name(members: list[str]) -> str:
