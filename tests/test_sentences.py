@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from scipy import stats
 
 from puma_study import printed, store
@@ -420,6 +421,15 @@ def test_another_metric_says_the_same():
     common = high.loc["PUMA over universal CurricularFace"]
     assert longer_search["MAP@R, unified"] < 0 and longer_search["MAP@R, harmonic"] < 0
     assert common["MAP@R, unified"] > 0 > common["MAP@R, harmonic"]
+
+
+def test_one_statement_is_the_survey_s_own():
+    page = (paths.ROOT / "docs" / "results-digest.md").read_text(encoding="utf-8")
+    assert "Of their 40 quotes one is the survey's own sentence, that proxies overcome" in page
+    file = paths.ROOT / "data" / "paper" / "survey_claims.yaml"
+    statements = yaml.safe_load(file.read_text(encoding="utf-8"))
+    own = [one["name"] for one in statements if one["source"] == "survey"]
+    assert (len(statements), own) == (40, ["proxies-improve"])
 
 
 def test_counts_in_words():
