@@ -214,6 +214,14 @@ def chance_in_half_of_the_training_costs_a_point(runs):
         assert is_below(lost) and is_between(-1.6, -0.6, lost)
 
 
+@says("README.md", "here all three rest on cars")
+def what_is_opposite_rests_on_cars(runs):
+    for row, other in (("puma", "full"), ("puma", "lora"), ("stochastic", "static")):
+        assert is_below(runs.difference(row, other, "harmonic"))
+        assert is_below(runs.difference(row, other, "cars_196"))
+        assert not is_below(runs.difference(row, other, NO_CARS))
+
+
 # ---- imbalance and cars
 
 
