@@ -4,6 +4,7 @@ The one process has the whole batch.
 """
 
 import os
+import re
 import shutil
 import socket
 from dataclasses import replace
@@ -77,6 +78,9 @@ def one_of_two(rank, folder, port):
     with pytest.raises(ValueError) as error:
         training.train(ODD, folder / "odd")
     (folder / f"{rank}.txt").write_text(str(error.value))
+    with pytest.raises(ValueError) as error:
+        training.train(RUN, folder / f"apart-{rank}")
+    (folder / f"apart-{rank}.txt").write_text(str(error.value))
     training.train(RUN, folder / "curricularface")
     assert parallel.size() == 1 and parallel.is_first() == (rank == 0)
 
@@ -94,6 +98,8 @@ def gradients(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    # One of two folders has a checkpoint.
+    shutil.copytree(folder / "curricularface", folder / "apart-0")
     torch.multiprocessing.spawn(one_of_two, (folder, port), nprocs=2)
     return alone, [torch.load(folder / f"{rank}.pt") for rank in (0, 1)], folder
 
@@ -125,6 +131,15 @@ def test_two_processes_go_on_to_the_weights_of_one_and_refuse_odd_batches(gradie
         assert message.startswith(
             "a batch of 21 images cannot be divided equally among 2 processes: choose a batch"
         )
+
+
+def test_processes_that_begin_differently_are_refused_in_all(gradients):
+    messages = {(gradients[2] / f"apart-{rank}.txt").read_text() for rank in (0, 1)}
+    (message,) = messages
+    assert re.search(
+        r"\(process 0: epoch 1, step 2, weights (\w+); process 1: epoch 1, step 1, ", message
+    )
+    assert "PUMALIB_RESULTS" in message
 
 
 SCORED = replace(
@@ -205,9 +220,8 @@ def test_the_gradient_is_that_of_autograd_on_the_whole_batch(name, micro_batch):
             value = loss(model(images, gates), targets)
             value.backward()
         else:
-            value = torch.tensor(
-                parallel.backward(model, loss, parallel.Batch(images, targets, gates), micro_batch)
-            )
+            batch = parallel.Batch(images, targets, gates)
+            value = parallel.backward(model, loss, batch, micro_batch)
         named = [*model.named_parameters(), *loss.named_parameters()]
         gradients.append([value.detach().float(), *(p.grad for _, p in named if p.requires_grad)])
     for expected, ours in zip(*gradients, strict=True):

@@ -7,11 +7,15 @@ batch that a training resumes at changes them.
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, tee
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,6 +33,8 @@ _AUGMENT = 2
 _SHOTS = 3
 # Images that a worker process decodes at a time, so that all of them share a batch.
 _CHUNK = 64
+# Batches that a thread collects from the worker processes while a GPU trains.
+_AHEAD = 2
 _REMEDY = (
     "replace it, or set drop_unreadable = True; `python -m pumalib data verify` lists all such"
 )
@@ -135,32 +141,90 @@ class Plan:
     device: torch.device | str = "cpu"
 
 
-def batches(plan: Plan) -> Iterator[tuple[Tensor, np.ndarray]]:
+def batches(plan: Plan) -> Generator[tuple[Tensor, np.ndarray]]:
     """Yield images (B, 3, size, size) float32, normalised, and their places (B,) in `plan.rows`.
 
     Images are on `plan.device`.  Raises ImageError where one cannot be read.
     """
+    return in_turn([plan])
+
+
+def in_turn(plans: Iterable[Plan]) -> Generator[tuple[Tensor, np.ndarray]]:
+    """Yield the `batches` of one plan after another, all decoded by the same processes.
+
+    The plans have their own positions, epoch and `first`; all else is that of the first plan.
+    """
+    plans = iter(plans)
+    plan = next(plans)
+    device = torch.device(plan.device)
+    # Both are read lazily: one for what to decode, one for what to yield.
+    to_decode, to_fill = tee(chunk for one in chain([plan], plans) for chunk in _numbered(one))
+    with _decoded_chunks(plan, to_decode) as chunks:
+        filled = _filled(plan, to_fill, chunks, pin=device.type == "cuda")
+        if device.type == "cuda" and plan.workers:
+            filled = _ahead(filled, _AHEAD)
+        with closing(filled):
+            for shown, mine in filled:
+                images = shown.to(device, non_blocking=device.type == "cuda")
+                yield normalise(images, plan.view), mine
+
+
+def _numbered(plan: Plan) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+    """The places (B,) of each batch, and its chunks to decode.
+
+    A chunk is (b, 2) int64: positions, and seeds of the augmentation.
+    """
+    for place, positions in enumerate(plan.positions[plan.first :], plan.first):
+        mine = np.asarray(positions)
+        rng = np.random.default_rng((_AUGMENT, plan.seed, plan.epoch, place))
+        seeds = rng.integers(2**63, size=(plan.part + 1, len(mine)))[plan.part]
+        whole = np.stack([mine, seeds], 1)
+        yield mine, np.split(whole, range(_CHUNK, len(mine), _CHUNK))
+
+
+def _filled(
+    plan: Plan,
+    numbered: Iterator[tuple[np.ndarray, list[np.ndarray]]],
+    chunks: Iterator[np.ndarray | str],
+    pin: bool,
+) -> Generator[tuple[Tensor, np.ndarray]]:
+    """The decoded pixels (B, 3, size, size) uint8 of each batch, with its places (B,)."""
     size = plan.view.settings.image_size
-    pin = torch.device(plan.device).type == "cuda"
-    with _decoded_chunks(plan) as chunks:
-        for mine in plan.positions[plan.first :]:
-            batch = torch.empty((len(mine), 3, size, size), dtype=torch.uint8, pin_memory=pin)
-            for start in range(0, len(batch), _CHUNK):
-                chunk = next(chunks)
-                if isinstance(chunk, str):
-                    raise ImageError(f"{chunk}; {_REMEDY}")
-                batch[start : start + _CHUNK] = torch.from_numpy(chunk)
-            images = batch.to(plan.device, non_blocking=pin)
-            yield normalise(images, plan.view), np.asarray(mine)
+    for mine, _ in numbered:
+        batch = torch.empty((len(mine), 3, size, size), dtype=torch.uint8, pin_memory=pin)
+        for start in range(0, len(batch), _CHUNK):
+            chunk = next(chunks)
+            if isinstance(chunk, str):
+                raise ImageError(f"{chunk}; {_REMEDY}")
+            batch[start : start + _CHUNK] = torch.from_numpy(chunk)
+        yield batch, mine
+
+
+def _ahead(items: Iterator, count: int) -> Generator:
+    """Yield the same items, of which a thread makes up to `count` before they are asked for."""
+    use_same_gpu = partial(torch.cuda.set_device, torch.cuda.current_device())
+    with ThreadPoolExecutor(1, initializer=use_same_gpu) as thread:
+        waiting = deque(thread.submit(next, items, None) for _ in range(count))
+        try:
+            while (item := waiting.popleft().result()) is not None:
+                waiting.append(thread.submit(next, items, None))
+                yield item
+        finally:
+            for one in waiting:
+                one.cancel()
 
 
 @contextmanager
-def _decoded_chunks(plan: Plan) -> Iterator[Iterator[np.ndarray | str]]:
+def _decoded_chunks(
+    plan: Plan, numbered: Iterator[tuple[np.ndarray, list[np.ndarray]]]
+) -> Iterator[Iterator[np.ndarray | str]]:
     """Decode the chunks of all batches in order, by processes that end with this context."""
+    decoder: Any = _Decoder(plan.benchmark.pixels, _places(plan), plan.view)
     loader: DataLoader[np.ndarray | str] = DataLoader(
-        _chunks(plan),  # type: ignore[arg-type]  # any sequence serves
+        decoder,
+        sampler=chain.from_iterable(chunks for _, chunks in numbered),
         batch_size=None,
-        collate_fn=partial(_decode_chunk, plan.benchmark.pixels, _places(plan), plan.view),
+        collate_fn=_as_it_is,
         num_workers=plan.workers,
         worker_init_fn=_end_with_parent,
         # Otherwise it would draw from the training's random state.
@@ -186,42 +250,42 @@ def _places(plan: Plan) -> np.ndarray:
     return np.array([os.fsencode(f"{root}/{path}") for path in plan.rows["path"]])
 
 
-def _chunks(plan: Plan) -> list[np.ndarray]:
-    """The chunks to decode, in order: (b, 2) int64 each, positions and augmentation seeds."""
-    chunks = []
-    for place, mine in enumerate(plan.positions[plan.first :], plan.first):
-        rng = np.random.default_rng((_AUGMENT, plan.seed, plan.epoch, place))
-        seeds = rng.integers(2**63, size=(plan.part + 1, len(mine)))[plan.part]
-        whole = np.stack([mine, seeds], 1)
-        chunks += np.split(whole, range(_CHUNK, len(mine), _CHUNK))
-    return chunks
+@dataclass(frozen=True)
+class _Decoder:
+    """What a worker process needs to decode a chunk."""
+
+    embedded: np.ndarray | None
+    places: np.ndarray
+    view: View
+
+    def __getitem__(self, chunk: np.ndarray) -> np.ndarray | str:
+        """Decode a chunk: (b, 3, size, size) uint8, or the message of an ImageError.
+
+        An array and not a tensor, as torch's shared memory is too small in many containers; a
+        message and not the error, as the frames of a pickled error may keep the workers alive.
+        """
+        shown = []
+        for place, seed in zip(self.places[chunk[:, 0]], chunk[:, 1].tolist()):
+            try:
+                if self.embedded is None:
+                    image = _decoded(os.fsdecode(place), self.view.upright)
+                else:
+                    image = self.embedded[place]
+            except ImageError as error:
+                return str(error)
+            shown.append(pixels(image, self.view, seed))
+        return np.stack(shown)
 
 
-def _decode_chunk(
-    embedded: np.ndarray | None, places: np.ndarray, view: View, chunk: np.ndarray
-) -> np.ndarray | str:
-    """Decode a chunk: (b, 3, size, size) uint8, or the message of an ImageError.
-
-    An array and not a tensor, as torch's shared memory is too small in many containers; a message
-    and not the error, as the frames of a pickled error may keep the workers alive.
-    """
-    shown = []
-    for place, seed in zip(places[chunk[:, 0]], chunk[:, 1].tolist()):
-        try:
-            if embedded is None:
-                image = _decoded(os.fsdecode(place), view.upright)
-            else:
-                image = embedded[place]
-        except ImageError as error:
-            return str(error)
-        shown.append(pixels(image, view, seed))
-    return np.stack(shown)
+def _as_it_is(chunk: Any) -> Any:
+    """A chunk, where the loader would make a tensor of it."""
+    return chunk
 
 
 def _decoded(path: str, upright: bool) -> Image.Image:
     """`decode`; a small image is decoded once for all epochs and runs of this process.
 
-    Worker processes cache nothing: they end with their epoch.
+    Worker processes cache nothing: each would need the memory.
     """
     key = (path, upright, _time_of_change(path))
     if key in _small:

@@ -288,6 +288,14 @@ def _training_view(image: Image.Image, settings: Data, seed: int) -> Image.Image
 
 def normalise(images: Tensor, view: View) -> Tensor:
     """Convert uint8 (B, 3, S, S) to float32, minus the mean, divided by the standard deviation."""
-    mean = [255 * value for value in view.mean]
-    std = [255 * value for value in view.std]
-    return v2.functional.normalize(images.float(), mean, std, inplace=True)
+    mean = torch.tensor([255 * value for value in view.mean]).view(3, 1, 1)
+    std = torch.tensor([255 * value for value in view.std]).view(3, 1, 1)
+    return images.float().sub_(to_device(mean, images.device)).div_(to_device(std, images.device))
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of this machine's memory to a device, without waiting for a GPU."""
+    if device.type == "cuda":
+        # Only from pinned memory does a copy run beside the GPU's work.
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

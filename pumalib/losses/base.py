@@ -64,7 +64,8 @@ class Loss(nn.Module):
 
     def _note_zeros(self, nonzero: Tensor, terms: Tensor | int) -> None:
         """Store the share of zeros, from the numbers of nonzero terms and of all terms."""
-        all_terms = torch.as_tensor(terms, device=nonzero.device).clamp_min(1)
+        # From a number no tensor is made: that would be a copy to the device.
+        all_terms = terms.clamp_min(1) if isinstance(terms, Tensor) else max(1, terms)
         self._zero_share = 1 - nonzero.detach() / all_terms
 
     def _check_embeddings(self, embeddings: Tensor) -> None:

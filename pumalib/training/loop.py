@@ -9,9 +9,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,14 @@ from tqdm import tqdm
 from .. import data, evaluation, losses, models, paths, progress
 from ..config import Run, Training
 from ..data import Benchmark, batches
-from ..data.images import View, unreadable
+from ..data.images import View, to_device, unreadable
 from ..data.table import warn_of_duplicates
 from ..embedder import embed_rows
 from ..models import whitening
 from . import checkpoint, held_out, parallel, run_folder, watch
 from .checkpoint import Reached
 from .run_folder import CHECKPOINTS, SETTINGS, write_text
+from .watch import Step
 
 # Up to this many test images are decoded before training, which takes less than a minute: a damaged
 # image is found now and not after days.
@@ -39,6 +42,9 @@ MOST_DECODED_BEFORE = 20_000
 # pass of 2 % costs less than 3 % of any training.
 OPEN_LOSS_IMAGES = 1000
 OPEN_LOSS_SHARE = 0.02
+# The losses of so many steps are read from a GPU at once: each reading waits for it.  More would
+# save little, and let more batches pile up in memory.
+READ_EVERY = 10
 # The project's folders that a run's numbers can depend on.
 CODE_AND_INPUTS = ("pumalib", "puma_study", "notebooks", "data")
 
@@ -227,6 +233,14 @@ class _Fitting:
     reached: Reached
     watch: watch.Watch
     saved: float  # time of the last checkpoint, or of the start, by time.monotonic()
+    steps: int  # in an epoch
+    # Steps whose numbers were not read yet.
+    unread: list[Step] = field(default_factory=list)
+
+    @property
+    def read_every(self) -> int:
+        """After how many steps their numbers are read."""
+        return READ_EVERY if self.setup.device.type == "cuda" else 1
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -247,15 +261,30 @@ def fit(setup: Setup, folder: Path, bar: tqdm) -> Reached:
     parallel.check_batch_norm(setup.model, recipe.micro_batch)
     optimizer = make_optimizer(setup.model, setup.loss, recipe)
     reached = checkpoint.resume(folder, setup.model, setup.loss, optimizer)
+    if parallel.size() > 1:
+        parallel.require_same(_described(setup, reached))
+    # Every epoch has as many batches, of as many images.
+    chosen = _chosen_images(setup, epoch=0)
+    steps = len(chosen)
+    _begin_bar(bar, recipe, reached, chosen)
     with watch.watching(setup.model, setup.loss) as seen:
-        fitting = _Fitting(setup, optimizer, folder, bar, reached, seen, time.monotonic())
+        fitting = _Fitting(setup, optimizer, folder, bar, reached, seen, time.monotonic(), steps)
         if _start_is_due(setup.run, reached):
             _score_start(fitting)
-        while not _is_over(recipe, fitting.reached):
-            _epoch(fitting)
+        with closing(_stream(setup, fitting.reached)) as stream:
+            while not _is_over(recipe, fitting.reached):
+                _epoch(fitting, stream)
     _take_best(setup, fitting.reached)
     parallel.leave()
     return fitting.reached
+
+
+def _described(setup: Setup, reached: Reached) -> str:
+    """Where a training is, and a digest of its weights: what its processes must have in common."""
+    weights = models.backbones.state_digest(
+        {**setup.model.state_dict(), **setup.loss.state_dict(prefix="loss.")}
+    )
+    return f"epoch {reached.epoch + 1}, step {reached.step + 1}, weights {weights[:8]}"
 
 
 def _start_is_due(run: Run, reached: Reached) -> bool:
@@ -272,7 +301,7 @@ def _score_start(fitting: _Fitting) -> None:
     if parallel.is_first():
         fitting.bar.set_postfix_str("the start, held-out classes")
         value = _held_out_score(setup, fitting.folder, epoch=0)
-    value = parallel.from_first(value, setup.device)
+    value = parallel.from_first(f"{fitting.folder.name}, score of the start", value)
     row = {
         "epoch": 0,
         "loss": None,
@@ -290,29 +319,26 @@ def _is_over(recipe: Training, reached: Reached) -> bool:
     return held_out.patience_is_over(recipe, reached.log)
 
 
-def _epoch(fitting: _Fitting) -> None:
+def _epoch(fitting: _Fitting, stream: Iterator[tuple[Tensor, np.ndarray]]) -> None:
     """Train the rest of the current epoch, with checkpoints on the way and at its end."""
     recipe = fitting.setup.run.training
-    chosen = _chosen_images(fitting.setup, fitting.reached.epoch)
-    steps = len(chosen)
-    _begin_bar(fitting, chosen)
+    steps = fitting.steps
     clock = time.monotonic()
-    for images, rows in _stream(fitting, chosen):
-        value, lr = _step(fitting, images, rows, steps)
-
+    for images, rows in islice(stream, steps - fitting.reached.step):
         reached = fitting.reached
-        reached.loss += value
-        reached.watched = watch.added(reached.watched, fitting.watch.seen)
+        lr = learning_rate(recipe, reached.epoch, reached.step, steps)
+        fitting.unread.append(_step(fitting, images, rows, lr))
         reached.step += 1
+        epoch_is_over = reached.step == steps
+        is_due = time.monotonic() - fitting.saved > recipe.checkpoint_seconds
+        if epoch_is_over or is_due or len(fitting.unread) >= fitting.read_every:
+            _read(fitting)
+
         now = time.monotonic()
         reached.seconds += now - clock
         clock = now
         speed = _show_progress(fitting, len(images) * parallel.size())
-
         where = f"epoch {reached.epoch + 1}, batch {reached.step}"
-        if parallel.is_first():
-            fitting.watch.warn_of_collapse(f"run {fitting.folder.name}, {where}", value)
-        epoch_is_over = reached.step == steps
         if epoch_is_over:
             row = {
                 "epoch": reached.epoch + 1,
@@ -326,9 +352,21 @@ def _epoch(fitting: _Fitting) -> None:
             log = [*reached.log, row]
             best = _best_weights(fitting, log)
             fitting.reached = Reached(reached.epoch + 1, log=log, best=best)
-        is_due = clock - fitting.saved > recipe.checkpoint_seconds
         if parallel.is_first() and (epoch_is_over or is_due):
             _save(fitting, where)
+
+
+def _read(fitting: _Fitting) -> None:
+    """Read the numbers of the last steps from the device; NonFiniteLoss for a loss that is not."""
+    reached = fitting.reached
+    for step, (loss, seen) in zip(fitting.unread, watch.read(fitting.unread), strict=True):
+        require_finite(fitting.folder, step.where, f"the loss is {loss}", loss)
+        reached.loss += loss
+        reached.watched = watch.added(reached.watched, seen)
+        if seen and parallel.is_first():
+            where = f"run {fitting.folder.name}, {step.where}"
+            fitting.watch.warn_of_collapse(where, loss, seen["reach"])
+    fitting.unread.clear()
 
 
 def _scored_row(fitting: _Fitting) -> dict[str, float | None]:
@@ -344,7 +382,8 @@ def _scored_row(fitting: _Fitting) -> dict[str, float | None]:
     if parallel.is_first():
         fitting.bar.set_postfix_str(f"epoch {epoch}/{recipe.epochs}, held-out classes")
         value = _held_out_score(setup, fitting.folder, epoch)
-    return {held_out.SCORE: parallel.from_first(value, setup.device)}
+    name = f"{fitting.folder.name}, score of epoch {epoch}"
+    return {held_out.SCORE: parallel.from_first(name, value)}
 
 
 def _held_out_score(setup: Setup, folder: Path, epoch: int) -> float:
@@ -402,51 +441,54 @@ def _chosen_images(setup: Setup, epoch: int) -> list[np.ndarray]:
     return parallel.share(chosen)
 
 
-def _stream(fitting: _Fitting, chosen: list[np.ndarray]) -> Iterator[tuple[Tensor, np.ndarray]]:
-    """The remaining batches of the current epoch."""
-    setup = fitting.setup
-    plan = batches.Plan(
-        benchmark=setup.benchmark,
-        rows=setup.benchmark.train,
-        positions=chosen,
-        view=View(
-            setup.run.data, training=True, **models.backbones.transform(setup.model.backbone)
-        ),
-        seed=setup.run.seed,
-        epoch=fitting.reached.epoch,
-        first=fitting.reached.step,
-        part=parallel.rank(),
-        workers=setup.run.training.workers,
-        device=setup.device,
-    )
-    return batches.batches(plan)
+def _stream(setup: Setup, reached: Reached) -> Generator[tuple[Tensor, np.ndarray]]:
+    """The batches from `reached` to the end of the last epoch."""
+
+    def plans() -> Iterator[batches.Plan]:
+        first = reached.step
+        for epoch in range(reached.epoch, setup.run.training.epochs):
+            yield batches.Plan(
+                benchmark=setup.benchmark,
+                rows=setup.benchmark.train,
+                positions=_chosen_images(setup, epoch),
+                view=view,
+                seed=setup.run.seed,
+                epoch=epoch,
+                first=first,
+                part=parallel.rank(),
+                workers=setup.run.training.workers,
+                device=setup.device,
+            )
+            first = 0
+
+    view = View(setup.run.data, training=True, **models.backbones.transform(setup.model.backbone))
+    return batches.in_turn(plans())
 
 
-def _step(fitting: _Fitting, images: Tensor, rows: np.ndarray, steps: int) -> tuple[float, float]:
-    """Take one optimizer step; return the loss and the backbone's learning rate."""
+def _step(fitting: _Fitting, images: Tensor, rows: np.ndarray, lr: float) -> Step:
+    """Take one optimizer step at this learning rate of the backbone."""
     setup = fitting.setup
     recipe = setup.run.training
     reached = fitting.reached
-    lr = learning_rate(recipe, reached.epoch, reached.step, steps)
     for group in fitting.optimizer.param_groups:
         group["lr"] = lr * group["factor"]
 
     sequence = np.random.SeedSequence((setup.run.seed, reached.epoch, reached.step))
     generator = torch.manual_seed(int(sequence.generate_state(1)[0]))
-    done = progress_before(recipe, reached.epoch, reached.step, steps)
-    gates = setup.model.draw_gates(len(images) * parallel.size(), generator, done)
-    targets = torch.from_numpy(setup.labels[rows]).to(setup.device)
+    done = progress_before(recipe, reached.epoch, reached.step, fitting.steps)
+    drawn = setup.model.draw_gates(len(images) * parallel.size(), generator, done)
+    gates = {name: to_device(gate, setup.device) for name, gate in drawn.items()}
+    targets = to_device(torch.from_numpy(setup.labels[rows]), setup.device)
     batch = parallel.Batch(images, targets, gates)
 
     fitting.optimizer.zero_grad(set_to_none=True)
     fitting.watch.begin()
-    value = parallel.backward(setup.model, setup.loss, batch, recipe.micro_batch, setup.precision)
-    where = f"epoch {reached.epoch + 1}, batch {reached.step + 1}"
-    require_finite(fitting.folder, where, f"the loss is {value}", value)
+    loss = parallel.backward(setup.model, setup.loss, batch, recipe.micro_batch, setup.precision)
     if recipe.clip_value:
         nn.utils.clip_grad_value_(fitting.parameters, recipe.clip_value)
     fitting.optimizer.step()
-    return value, lr
+    where = f"epoch {reached.epoch + 1}, batch {reached.step + 1}"
+    return Step(where, loss, fitting.watch.seen)
 
 
 def _save(fitting: _Fitting, where: str) -> None:
@@ -461,16 +503,14 @@ def _save(fitting: _Fitting, where: str) -> None:
     fitting.saved = time.monotonic()
 
 
-def _begin_bar(fitting: _Fitting, chosen: list[np.ndarray]) -> None:
-    """Set the bar to the number of images in all, and of those trained before a resume."""
-    bar = fitting.bar
-    if bar.total is not None:
-        return
-    epochs = fitting.setup.run.training.epochs
-    reached = fitting.reached
+def _begin_bar(bar: tqdm, recipe: Training, reached: Reached, chosen: list[np.ndarray]) -> None:
+    """Set the bar to the number of images in all, and of those trained before a resume.
+
+    `chosen` are the images of an epoch's batches.
+    """
     images = sum(len(batch) for batch in chosen) * parallel.size()
-    bar.total = epochs * images
-    done = (reached.epoch + reached.step / len(chosen)) / epochs
+    bar.total = recipe.epochs * images
+    done = progress_before(recipe, reached.epoch, reached.step, len(chosen))
     bar.initial = round(bar.total * done)
     bar.n = bar.initial
 
@@ -479,12 +519,13 @@ def _show_progress(fitting: _Fitting, images: int) -> float:
     """Advance the bar by `images`; return the images per second of this epoch."""
     reached = fitting.reached
     epochs = fitting.setup.run.training.epochs
-    mean = reached.loss / reached.step
-    said = f"epoch {reached.epoch + 1}/{epochs}, loss {mean:.3f}"
-    best = held_out.best(reached.log)
-    if best is not None:
-        said += f", held-out R@1 {100 * best[held_out.SCORE]:.1f}% after epoch {best['epoch']}"
-    fitting.bar.set_postfix_str(said, refresh=False)
+    if not fitting.unread:
+        mean = reached.loss / reached.step
+        said = f"epoch {reached.epoch + 1}/{epochs}, loss {mean:.3f}"
+        best = held_out.best(reached.log)
+        if best is not None:
+            said += f", held-out R@1 {100 * best[held_out.SCORE]:.1f}% after epoch {best['epoch']}"
+        fitting.bar.set_postfix_str(said, refresh=False)
     fitting.bar.update(images)
     return reached.step * images / reached.seconds
 
@@ -501,13 +542,17 @@ def make_optimizer(
     new = [p for p in model.parameters() if p.requires_grad and id(p) not in in_backbone]
     of_loss = list(loss.parameters())
 
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": backbone, "factor": 1.0},
         {"params": new, "factor": recipe.new_lr_factor},
         {"params": of_loss, "factor": recipe.loss_lr_factor},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=recipe.lr, weight_decay=recipe.weight_decay)
+    # One kernel for all weights; on a CPU it would round otherwise.
+    is_fused = groups[0]["params"][0].is_cuda
+    return torch.optim.AdamW(
+        groups, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=is_fused or None
+    )
 
 
 def progress_before(recipe: Training, epoch: int, step: int, steps: int) -> float:
@@ -529,7 +574,8 @@ def learning_rate(recipe: Training, epoch: int, step: int, steps: int) -> float:
 
 def require_finite(folder: Path, where: str, what: str, *values: Any) -> None:
     """Raise NonFiniteLoss unless all `values` are finite; its message has `where` and `what`."""
-    if all(bool(torch.as_tensor(value).isfinite().all()) for value in values):
+    finite = [torch.as_tensor(value).isfinite().all() for value in values]
+    if bool(torch.stack(finite).all()):
         return
     existing = [name for name in CHECKPOINTS if (folder / name).is_file()]
     kept = "no checkpoint yet"
@@ -604,7 +650,7 @@ def open_loss(setup: Setup) -> float | None:
     with torch.random.fork_rng(gpus):
         torch.manual_seed(setup.run.seed)
         for images, rows in batches.batches(plan):
-            targets = torch.from_numpy(setup.labels[rows]).to(setup.device)
+            targets = to_device(torch.from_numpy(setup.labels[rows]), setup.device)
             values.append(float(setup.loss(_embedded(setup, images), targets)))
     mean = float(np.mean(values))
     if not math.isfinite(mean):

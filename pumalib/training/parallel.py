@@ -14,6 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+# How long a process waits for the first one, which may wait for a run's lock, or score.
+PATIENCE = timedelta(days=1)
+# How long it waits for the others within a step: one that takes longer hangs, or is dead.
+STEP = timedelta(minutes=10)
+# A key that the first process sets when it has come.
+HERE = "the first process is here"
+
+_store: dist.Store | None = None
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -58,9 +67,15 @@ def join(device: torch.device) -> None:
     if device.type == "cuda":
         backend = "nccl"
         gpu = _own_gpu(device)
-    # The first process may have to wait for the run's lock, and the others for it.
-    wait = timedelta(days=1)
-    dist.init_process_group(backend, timeout=wait, device_id=gpu)
+    global _store
+    store, place, processes = next(dist.rendezvous("env://", timeout=PATIENCE))
+    if place == 0:
+        store.set(HERE, "yes")
+    store.wait([HERE], PATIENCE)
+    dist.init_process_group(
+        backend, store=store, rank=place, world_size=processes, timeout=STEP, device_id=gpu
+    )
+    _store = store
     dist.barrier()
 
 
@@ -82,6 +97,21 @@ def leave() -> None:
     if size() > 1:
         dist.barrier()
         dist.destroy_process_group()
+
+
+def require_same(described: str) -> None:
+    """Raise ValueError, in all processes, unless all describe what they have by the same words."""
+    if size() == 1:
+        return
+    told = [""] * size()
+    dist.all_gather_object(told, described)
+    if len(set(told)) == 1:
+        return
+    each = "; ".join(f"process {number}: {words}" for number, words in enumerate(told))
+    raise ValueError(
+        f"the processes that train a run together begin differently ({each}): they need the same"
+        " code, data and results folder, see PUMALIB_RESULTS"
+    )
 
 
 def share(batches: list[np.ndarray]) -> list[np.ndarray]:
@@ -110,13 +140,18 @@ def gather(part: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def from_first(value: float, device: torch.device) -> float:
-    """The first process's `value`, in all processes; each waits for the others."""
+def from_first(name: str, value: float) -> float:
+    """The `value` of the first process, by a name used once; the others wait for it.
+
+    They wait longer than for a step.
+    """
     if size() == 1:
         return value
-    shared = torch.tensor(value, dtype=torch.float64, device=device)
-    dist.broadcast(shared, 0)
-    return shared.item()
+    assert _store is not None
+    if is_first():
+        _store.set(name, value.hex())
+    _store.wait([name], PATIENCE)
+    return float.fromhex(_store.get(name).decode())
 
 
 def check_batch_norm(model: nn.Module, micro_batch: int) -> None:
@@ -137,8 +172,8 @@ def backward(
     batch: Batch,
     micro_batch: int = 0,
     precision: str = "float32",
-) -> float:
-    """Return the loss of one batch and leave its gradients in `model` and `loss`.
+) -> Tensor:
+    """Return the loss of one batch, a scalar, and leave its gradients in `model` and `loss`.
 
     Both are the same in all processes.  `micro_batch` images at a time pass the network, twice:
     first for the embeddings, then to backpropagate the gradient with respect to them (Gao et al.,
@@ -155,7 +190,7 @@ def backward(
     return value
 
 
-def _whole(model: nn.Module, loss: nn.Module, batch: Batch, precision: str) -> float:
+def _whole(model: nn.Module, loss: nn.Module, batch: Batch, precision: str) -> Tensor:
     """All images of this process at once, with one graph of the embeddings."""
     part = _embed(model, batch, slice(None), precision)
     value, gradient = _gradient_of_loss(loss, part, batch)
@@ -165,7 +200,7 @@ def _whole(model: nn.Module, loss: nn.Module, batch: Batch, precision: str) -> f
 
 def _in_parts(
     model: nn.Module, loss: nn.Module, batch: Batch, micro_batch: int, precision: str
-) -> float:
+) -> Tensor:
     """A few images at a time: embed them without a graph, then again for the gradient."""
     count = len(batch.images)
     places = [slice(at, min(at + micro_batch, count)) for at in range(0, count, micro_batch)]
@@ -195,14 +230,14 @@ def _embed(model: nn.Module, batch: Batch, place: slice, precision: str) -> Tens
         return model(images, gates)
 
 
-def _gradient_of_loss(loss: nn.Module, part: Tensor, batch: Batch) -> tuple[float, Tensor]:
+def _gradient_of_loss(loss: nn.Module, part: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """The loss of the whole batch, and its gradient with respect to this process's embeddings."""
     embeddings = gather(part).requires_grad_()
     value = loss(embeddings, gather(batch.targets))
     value.backward()
     assert embeddings.grad is not None
     start = rank() * len(part)
-    return value.item(), embeddings.grad[start : start + len(part)]
+    return value.detach(), embeddings.grad[start : start + len(part)]
 
 
 def _sum_over_processes(model: nn.Module, loss: nn.Module) -> None:

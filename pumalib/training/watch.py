@@ -7,12 +7,14 @@ They are logged per epoch and change no number of a training:
   outputs, before normalisation; under torchrun of the first process's part of the batch;
 - `zero_share`: the share of the loss's terms that are zero, if the loss counts them.
 
-All are means over the batches.
+All are means over the batches.  They stay on the device until they are read, with the loss, of
+several steps at once: each reading waits for a GPU.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,14 +27,35 @@ from ..models import EmbeddingModel
 NEAR = 0.01
 
 
+@dataclass(frozen=True)
+class Step:
+    """The numbers of a training step, on the device."""
+
+    where: str  # such as "epoch 3, batch 7"
+    loss: Tensor
+    seen: dict[str, Tensor]  # as `Watch.seen`
+
+
+def read(steps: Sequence[Step]) -> list[tuple[float, dict[str, float]]]:
+    """The loss of each step and what was seen of it, read from the device at once."""
+    numbers: list[Tensor] = []
+    for step in steps:
+        numbers += [step.loss, *step.seen.values()]
+    values = iter(torch.stack([number.float() for number in numbers]).tolist())
+    found = []
+    for step in steps:
+        loss = next(values)
+        found.append((loss, {name: next(values) for name in step.seen}))
+    return found
+
+
 class Watch:
     """Measures the batches of a training, between the network and the loss."""
 
     def __init__(self) -> None:
-        # The measures of the last batch, by the names above; {} for a batch of one image.
-        self.seen: dict[str, float] = {}
-        # The largest distance to the first embedding of the last batch, all scaled to length 1.
-        self.reach = float("inf")
+        # The measures of the last batch, by the names above, and `reach`: the largest distance to
+        # its first embedding, all scaled to length 1.  {} for a batch of one image.
+        self.seen: dict[str, Tensor] = {}
         self._outputs: list[Tensor] = []
         self._is_open = False
         self._has_warned = False
@@ -72,18 +95,15 @@ class Watch:
         zeros = loss.share_of_zeros()
         if zeros is not None:
             numbers["zero_share"] = zeros
-        # All read at once, as each reading waits for the GPU.
-        together = torch.stack([number.float() for number in numbers.values()])
-        self.seen = dict(zip(numbers, together.tolist(), strict=True))
-        self.reach = self.seen.pop("reach")
+        self.seen = numbers
 
-    def warn_of_collapse(self, where: str, value: float) -> None:
-        """Warn, once per training, if all embeddings of the last batch are one point.
+    def warn_of_collapse(self, where: str, value: float, reach: float) -> None:
+        """Warn, once per training, if all embeddings of a batch are one point.
 
-        `where` names the run and the batch, `value` is its loss.
+        `where` names the run and the batch, `value` is its loss, `reach` as seen of it.
         """
         # The distance of two embeddings is at most twice the largest distance to the first one.
-        if not self.seen or 2 * self.reach > NEAR or self._has_warned:
+        if 2 * reach > NEAR or self._has_warned:
             return
         self._has_warned = True
         remedy = (
@@ -113,12 +133,16 @@ def watching(model: EmbeddingModel, loss: Loss) -> Iterator[Watch]:
 
 
 def added(sums: dict[str, float], seen: dict[str, float]) -> dict[str, float]:
-    """The sums over an epoch's batches with one more batch added; "steps" counts the batches."""
+    """The sums over an epoch's batches with one more batch added; "steps" counts the batches.
+
+    `reach` is not summed.
+    """
     if not seen:
         return sums
     total = {"steps": sums.get("steps", 0) + 1}
     for name, value in seen.items():
-        total[name] = sums.get(name, 0.0) + value
+        if name != "reach":
+            total[name] = sums.get(name, 0.0) + value
     return total
 
 
