@@ -1,5 +1,5 @@
 # For a new user: `make quickstart`, `make test`, `make study`.  All set up .venv themselves.
-# For a GPU: `make gpu`, again and again until it ends well (docs/other-profiles.md).
+# For a GPU: `make gpu`; after a stop, again (docs/other-profiles.md).
 PYTHON ?= python3
 PROFILE ?= mini
 RESULTS ?= results
@@ -11,7 +11,9 @@ FAULTS ?= 1000
 SEED := $(or $(SEED),$(shell date +%s))
 GPU_PYTHON ?= $(BIN)/python
 GPU_DONE = build/gpu-tests $(patsubst %,results/bench/%-cuda.csv,training losses search data small)
-GPU_STEP = timeout --signal=INT --kill-after=9 530 $(GPU_PYTHON)
+# Before each step of a GPU; where one is lent for minutes: GPU_LIMIT='timeout --signal=INT --kill-after=9 530'.
+GPU_LIMIT ?=
+GPU_STEP = $(strip $(GPU_LIMIT) $(GPU_PYTHON))
 FIRST = [linear, full, puma, adapter-stochastic, adapter, prompt-pool, adaptformer]
 TRIAL ?= photos-8
 TRIAL_METHODS = [linear, mlp3, vpt, prompt-pool, lora, adaptformer, adapter, adapter-stochastic, puma, full]
@@ -103,7 +105,7 @@ survey: $(if $(STEP),,.venv/installed)  ## the survey's statements on real image
 	@for name in photos-21k emoji faces mini; do $(TRIAL_RUN) $$name 25 || exit 1; done
 
 gpu: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
-gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),.venv/installed)  ## on a GPU, in steps of 9 minutes: tests, the speed, `photos`, the trial, a row of it in float32
+gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),.venv/installed)  ## on a GPU: tests, the speed, `photos`, the trial, a row of it in float32
 	$(GPU_PYTHON) -c 'import faiss, ipykernel, papermill, pooch, pydantic, pytest, pytorch_metric_learning; import torch; assert torch.cuda.is_available(), "torch sees no GPU"'
 	$(MAKE) $(GPU_DONE)
 	test -f results/photos-gpu/adaptation_methods.csv || $(GPU_STEP) -m puma_study run 06 --profile photos-gpu -p 'seeds=[0]' -p 'methods=$(FIRST)'
