@@ -40,7 +40,7 @@ def require_kept_nowhere_else(name: str, profile: str) -> None:
 def train_new(run: Run, profile: str) -> Report | None:
     """Train a run where notebooks look for it, or go on where it stopped.
 
-    None in all processes but the first, which tells.  Raises what `training.train` raises, and
+    None in all processes but the first, which reports.  Raises what `training.train` raises, and
     `store.Failed` where it has failed before.
     """
     return _train(training.run_name(run), run, profile)
@@ -49,7 +49,7 @@ def train_new(run: Run, profile: str) -> Report | None:
 def train_again(name: str, profile: str) -> Report | None:
     """Train a kept run again, and compare its numbers with the kept ones.
 
-    Other numbers are kept beside them.  None and errors as of `train_new`.
+    Other numbers are kept beside them.  Returns None and raises as `train_new` does.
     """
     return _train(name, runs.run_of(name, profile), profile)
 

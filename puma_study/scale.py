@@ -254,7 +254,7 @@ def with_machine(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def machines(table: pd.DataFrame) -> str:
-    """Where the times of a table as of `with_machine` were measured, a line per machine."""
+    """The machines in the columns that `with_machine` added, a line per machine."""
     lines = []
     for host in table[["machine", "torch", "threads"]].drop_duplicates().itertuples():
         lines.append(f"measured on {host.machine}, torch {host.torch}, {host.threads} threads")

@@ -18,7 +18,7 @@ from pumalib.config import Profile, Training
 from pumalib.data import batches
 from pumalib.losses.base import Loss
 
-# Of each row the loss, and those of its settings that are not its defaults.
+# The loss of each row, with the settings that differ from its defaults.
 LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
     "contrastive": ("contrastive", {}),
     "triplet batchhard": ("triplet", {}),

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 import puma_study as study
+from puma_study.text import excluding_zero
 from pumalib import config, paths
 
 KNOWN = ["frozen", "full", "puma"]
@@ -48,3 +49,14 @@ def test_a_figure_is_written_and_shown(results, monkeypatch):
     study.show_figure(figure, results / "figure.png")
     assert seen == [figure]
     assert (results / "figure.png").is_file()
+
+
+def test_differences_whose_interval_excludes_zero_are_named_by_their_sign():
+    table = pd.DataFrame(
+        [("a", "harmonic", 1, 3), ("b", "unified", -1, 1), ("c", "unified", 0, 2)],
+        columns=["difference", "of", "low", "high"],
+    )
+    assert excluding_zero(table, "gains", "loses").splitlines() == [
+        "gains, by an interval that excludes 0, in 1 of 3: a, harmonic",
+        "loses, by an interval that excludes 0, in 0 of 3: none",
+    ]

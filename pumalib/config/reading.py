@@ -150,7 +150,7 @@ def read_yaml(text: str) -> Any:
 
 
 def checked(where: str, cls: Any, content: Any, kept: bool = False) -> Any:
-    """`content` as a `cls`, a type.
+    """Convert plain `content` to the type `cls`.
 
     Raises ValueError, pydantic's complaint as one line that names field, value and what is allowed.
     What is only refused today is taken where `kept` says that a finished run had it.
