@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import islice
@@ -100,6 +101,25 @@ def named(
     return frozen(model, pretrained or "hub", device=device)
 
 
+@contextmanager
+def true_float32() -> Iterator[None]:
+    """Compute convolutions of a GPU in float32, where cuDNN would round to TF32, and products too.
+
+    Neighbours of nearly equal cosines would change places.
+    """
+    # Their stubs lack these.
+    backends: Any = torch.backends
+    kinds = (backends.cudnn.conv, backends.cuda.matmul)
+    before = [kind.fp32_precision for kind in kinds]
+    for kind in kinds:
+        kind.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for kind, precision in zip(kinds, before, strict=True):
+            kind.fp32_precision = precision
+
+
 # ---- a benchmark's images
 
 
@@ -138,7 +158,7 @@ def embed_with_prompt_weights(
     plan = batches.Plan(benchmark, rows, positions, view, workers=workers, device=device)
     embeddings = []
     weights = []
-    with torch.inference_mode():
+    with torch.inference_mode(), true_float32():
         for images, _ in batches.batches(plan):
             embedded, chosen = model(images, prompt_weights=True)
             embeddings.append(embedded)
@@ -292,7 +312,7 @@ class Embedder:
         device = next(self.model.parameters()).device
         # An array without rows, in case there is no image.
         embeddings = [np.zeros((0, self.model.dim), np.float32)]
-        with torch.inference_mode():
+        with torch.inference_mode(), true_float32():
             for batch in inputs:
                 if not batch:
                     continue

@@ -230,6 +230,18 @@ def test_a_head_that_is_computed_is_that_of_the_cpu(name, gpu, tmp_path):
     pd.testing.assert_frame_equal(*tables, atol=1e-3)
 
 
+def test_images_are_embedded_in_true_float32(gpu, tmp_path):
+    model = embedder.Embedder(loop.build(LINEAR, tmp_path).model, LINEAR)
+    conv = torch.backends.cudnn.conv
+    before = conv.fp32_precision
+    assert before != "ieee", "it is so anyway: this shows nothing"
+    seen = []
+    model.model.head.register_forward_hook(lambda *_: seen.append(conv.fp32_precision))
+    model.embed(np.zeros((1, 48, 48, 3), np.uint8), progress=False)
+    assert seen == ["ieee"]
+    assert conv.fp32_precision == before
+
+
 def test_batches_of_worker_processes_come_ahead_pinned_and_without_a_wait(gpu, tmp_path):
     benchmark = loop.data.load(DATA, 0)
     view = images.View(DATA, (0.5,) * 3, (0.5,) * 3, training=True)
