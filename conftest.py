@@ -5,6 +5,10 @@ No earlier result makes them pass that way.
 
 import os
 import tempfile
+from queue import Empty
+
+from nbval import plugin
+from nbval.kernel import RunningKernel
 
 # Workers of pytest-xdist inherit the folder: what one has trained is there for all.
 os.environ.setdefault("PUMALIB_RESULTS", tempfile.mkdtemp(prefix="pumalib-test-results-"))
@@ -22,6 +26,39 @@ def pytest_collection_modifyitems(items):
         cell = getattr(item, "cell", None)
         if cell is not None and "parameters" in cell.metadata.get("tags", []):
             cell.source = cell.source.replace('profile = "mini"', 'profile = "smoke"')
+
+
+class SharedKernel(RunningKernel):
+    """A kernel for all notebooks of a worker: to import torch takes longer than most of them."""
+
+    running = None
+
+    @classmethod
+    def of_worker(cls, *args, **kwargs):
+        """The worker's kernel, with no name of an earlier notebook; a new one if it has died."""
+        if cls.running is None or not cls.running.is_alive():
+            cls.running = cls(*args, **kwargs)
+        return cls.running
+
+    def stop(self):
+        """End a notebook: forget its names.  A kernel that does not answer is ended itself."""
+        try:
+            asked = self.execute_cell_input("%reset -f")
+            self.await_reply(asked, timeout=60)
+            self.await_idle(asked, timeout=60)
+        except Empty:
+            self.end()
+
+    def end(self):
+        super().stop()
+
+
+plugin.RunningKernel = SharedKernel.of_worker
+
+
+def pytest_sessionfinish():
+    if SharedKernel.running is not None and SharedKernel.running.is_alive():
+        SharedKernel.running.end()
 
 
 def pytest_addoption(parser):

@@ -178,18 +178,30 @@ from pumalib import config
 from puma_study import figures
 from puma_study.__main__ import main
 
+
+# The status of a command and what it prints.
+def called(*arguments):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        status = main(list(arguments))
+    return status, printed.getvalue().strip()
+
+
 folders = [
     pumalib.train("smoke", "scale-shift"),
     pumalib.train("smoke", "linear", loss="logistic"),
     pumalib.train("squares", "linear"),
     pumalib.train("smoke", "ia3", inner=False),
 ]
-verified = io.StringIO()
-with contextlib.redirect_stdout(verified):
-    status = main(["runs", "verify"])
+given = ["--profile", "smoke", "-p"]
 found = {
     "folders": [str(folder) for folder in folders],
-    "verified": [status, verified.getvalue().strip()],
+    "verified": called("runs", "verify"),
+    "planned": [
+        called("run", "05", "--plan", *given, "losses=[circle]"),
+        called("run", "21", "29", "--plan", *given, "losses_=[circle]"),
+    ],
+    "executed": called("run", "80", *given, "methods=[linear, ia3]"),
     "styles": {name: figures.styles_of([name])[name] for name in config.METHODS},
 }
 print(json.dumps(found))
@@ -201,7 +213,8 @@ WALKING = [
     "tests/test_notebooks.py::test_template",
     "tests/test_findings.py::test_a_notebook_opens_with_its_finding_and_ends_with_it",
     "tests/test_training.py::test_every_parameter_of_a_loss_has_a_gradient",
-    "tests/test_models.py",
+    "tests/test_models.py::test_every_method_trains_what_it_says_and_evaluates_alike_twice",
+    "tests/test_models.py::test_unknown_names_and_impossible_methods",
 ]
 
 
@@ -252,7 +265,8 @@ def project(tmp_path_factory):
     add(home, EARLIER_FILES, EARLIER_ENTRIES)
     add(home, FILES, ENTRIES)
     # A copied notebook whose name was not changed.
-    shutil.copy(home / "notebooks" / "03_components.ipynb", home / "notebooks" / "80_mine.ipynb")
+    original = home / "notebooks" / "06_adaptation_methods.ipynb"
+    shutil.copy(original, home / "notebooks" / "80_mine.ipynb")
     return home
 
 
@@ -280,8 +294,11 @@ def python(project):
 
 
 @pytest.fixture(scope="module")
-def found(python):
-    """What `PROGRAM` found in the copy."""
+def found(python, project):
+    """What `PROGRAM` found in the copy, where a table of the copied notebook's original lies."""
+    original = project / "results" / "smoke" / "adaptation_methods.csv"
+    original.parent.mkdir(parents=True, exist_ok=True)
+    original.write_text("row,runs\n")
     return json.loads(python("-c", PROGRAM).splitlines()[-1])
 
 
@@ -300,16 +317,18 @@ def test_each_trains(found, project):
         assert record["parameters"]["trainable"] > 0
 
 
-def test_a_copied_notebook_writes_under_its_own_name(python, project):
-    original = project / "results" / "smoke" / "components.csv"
-    original.parent.mkdir(parents=True, exist_ok=True)
-    original.write_text("row,runs\n")
+@pytest.fixture(scope="module")
+def executed(found, project):
+    """The copied notebook, executed with both methods."""
+    status, printed = found["executed"]
+    assert status == 0, printed
+    return nbformat.read(project / "results" / "smoke" / "80_mine.ipynb", 4)
 
-    python("-m", "puma_study", "run", "80", "--profile", "smoke", "-p", "components=[single]")
 
-    assert original.read_text() == "row,runs\n"
-    assert (project / "results" / "smoke" / "mine.csv").is_file()
-    executed = nbformat.read(project / "results" / "smoke" / "80_mine.ipynb", 4)
+def test_a_copied_notebook_writes_under_its_own_name(executed, project):
+    results = project / "results" / "smoke"
+    assert (results / "adaptation_methods.csv").read_text() == "row,runs\n"
+    assert (results / "mine.csv").is_file()
     assert not [o for cell in executed.cells for o in cell.get("outputs", []) if "error" in o]
 
 
@@ -325,18 +344,14 @@ def test_no_method_changes_its_colour(found):
             assert tuple(style) == tuple(figures.styles_of([name])[name])
 
 
-def test_a_loss_is_planned_by_the_notebooks(python):
-    given = ["--plan", "--profile", "smoke", "-p"]
-    for notebooks, parameter in ((["05"], "losses"), (["21", "29"], "losses_")):
-        said = python("-m", "puma_study", "run", *notebooks, *given, f"{parameter}=[circle]")
-        runs = {line.split()[0][:2]: line.split()[1] for line in said.splitlines() if line}
-        assert all(int(runs[number]) > 1 for number in notebooks), said
+def test_a_loss_is_planned_by_the_notebooks(found):
+    for notebooks, (status, printed) in zip((["05"], ["21", "29"]), found["planned"]):
+        assert status == 0, printed
+        runs = {line.split()[0][:2]: line.split()[1] for line in printed.splitlines() if line}
+        assert all(int(runs[number]) > 1 for number in notebooks), printed
 
 
-def test_a_method_is_in_each_table_of_methods(python, project):
-    given = ["--profile", "smoke", "-p", "epochs=1", "-p", "methods=[linear, ia3]"]
-    python("-m", "puma_study", "run", "06", *given)
-    executed = nbformat.read(project / "results" / "smoke" / "06_adaptation_methods.ipynb", 4)
+def test_a_method_is_in_each_table_of_methods(executed):
     tables = [
         output.data["text/html"]
         for cell in executed.cells
@@ -350,5 +365,5 @@ def test_a_method_is_in_each_table_of_methods(python, project):
 
 def test_the_tests_that_walk_the_tables_stay_green(python, project):
     # A copy is named after itself by whoever keeps it; `run` does so anyway.
-    named(project / "notebooks" / "80_mine.ipynb", "components", "mine")
+    named(project / "notebooks" / "80_mine.ipynb", "adaptation_methods", "mine")
     python("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *WALKING)

@@ -25,6 +25,7 @@ from pumalib.training import run_folder
 PROFILE = config.Profile(
     "test",
     data=config.Data(datasets=("photos", "aircraft"), image_size=48),
+    backbone="test_vit",
     pretrained="random",
     dim=16,
     seeds=(0, 1),
@@ -63,7 +64,7 @@ def test_rows_become_a_table(results):
     wide = results.wide("R@1")
     assert list(wide.index) == ["Linear", "PUMA"]
     assert list(wide.columns) == ["photos", "aircraft", "unified", "harmonic"]
-    assert results.parameters.loc["Linear", "trainable"] == 128 * 16 + 16
+    assert results.parameters.loc["Linear", "trainable"] == 64 * 16 + 16
 
     tidy = results.tidy
     assert set(tidy["seeds"]) == {2}
@@ -299,7 +300,8 @@ def test_a_plan_tells_runs_and_trains_none(results, tmp_path, monkeypatch):
 def test_a_plan_without_measured_runs_goes_by_the_stated_speed(tmp_path, monkeypatch):
     """By hand: a mini_vit has 5 layers of 37 tokens of 128 numbers, a ViT-S 12 of 197 of 384."""
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
-    table = study.plan({"x": PROFILE.run("linear")}, ONE, images_per_second=100)
+    run = replace(PROFILE.run("linear"), backbone="mini_vit")
+    table = study.plan({"x": run}, ONE, images_per_second=100)
     assert not table["measured"].any()
     of_mini = 5 * 37 * (12 * 128**2 + 2 * 37 * 128)
     of_small = 12 * 197 * (12 * 384**2 + 2 * 197 * 384)
@@ -486,7 +488,8 @@ from pumalib import config
 import puma_study as study
 data = config.Data(datasets=("photos", "aircraft"), image_size=48)
 training = config.Training(epochs=4, batch_size=60, checkpoint_seconds=1e-3)
-p = config.Profile("two", data=data, pretrained="random", dim=16, training=training)
+weights = {"backbone": "test_vit", "pretrained": "random"}
+p = config.Profile("two", data=data, dim=16, training=training, **weights)
 study.run_all({"x": p.run("linear")}, p)
 """
 

@@ -28,7 +28,10 @@ from pumalib.training import checkpoint, loop, parallel, run_folder, watch
 RECIPE = config.Training(epochs=2, batch_size=20, lr=1e-3, checkpoint_seconds=1e-9, device="cpu")
 DATA = config.Data(datasets=("aircraft", "flowers"), image_size=48, shots=2)
 PUMA = config.method("puma", prompts=4, adapter_rank=8)
-RUN = config.Run(data=DATA, pretrained="random", dim=16, training=RECIPE, method=PUMA)
+# The smallest of timm's vision transformers.
+RUN = config.Run(
+    data=DATA, backbone="test_vit", pretrained="random", dim=16, training=RECIPE, method=PUMA
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,7 @@ def folder(stopped, tmp_path):
 @pytest.fixture
 def parts():
     torch.manual_seed(0)
-    model = models.build(PUMA, "mini_vit", 16, pretrained="random")
+    model = models.build(PUMA, RUN.backbone, 16, pretrained="random")
     loss = losses.make("curricularface", data.load(DATA).train["label"].nunique(), 16)
     return model, loss, loop.make_optimizer(model, loss, RECIPE)
 
@@ -315,6 +318,9 @@ def test_one_image_has_no_cosine_and_no_collapse(tmp_path):
     assert "cosine" not in row
 
 
+GATED = replace(RUN, training=replace(RECIPE, epochs=3, batch_size=12))
+
+
 def gates_of(run, folder, monkeypatch, stop=None):
     """Train, and return the gates of each step as texts; Ctrl-C in step `stop`."""
     seen = []
@@ -335,14 +341,17 @@ def gates_of(run, folder, monkeypatch, stop=None):
     return seen
 
 
-@pytest.mark.parametrize("schedule", ["early", "late"])
-def test_gates_follow_their_schedule_also_after_a_stop(schedule, tmp_path, monkeypatch):
-    recipe = replace(RECIPE, epochs=3, batch_size=12)
-    constant = replace(RUN, training=recipe)
-    changed = replace(PUMA, adapter_schedule=schedule)
-    run = replace(constant, method=changed)
+@pytest.fixture(scope="module")
+def always(tmp_path_factory):
+    """The gates of each step where they are always drawn."""
+    with pytest.MonkeyPatch.context() as patch:
+        return gates_of(GATED, tmp_path_factory.mktemp("runs") / "constant", patch)
 
-    always = gates_of(constant, tmp_path / "constant", monkeypatch)
+
+@pytest.mark.parametrize("schedule", ["early", "late"])
+def test_gates_follow_their_schedule_also_after_a_stop(schedule, always, tmp_path, monkeypatch):
+    changed = replace(PUMA, adapter_schedule=schedule)
+    run = replace(GATED, method=changed)
     steps = len(always)
     assert steps % 2 == 0 and steps >= 6, "halves of an odd number of steps show nothing"
     expected = [*always[: steps // 2], *["{}"] * (steps // 2)]
