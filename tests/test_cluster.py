@@ -21,6 +21,7 @@ from pumalib.training import run_folder
 PROFILE = config.Profile(
     "test",
     data=config.Data(datasets=("photos",), image_size=48),
+    backbone="test_vit",
     pretrained="random",
     dim=16,
     training=config.Training(epochs=1, batch_size=60, lr=1e-3, device="cpu"),

@@ -68,6 +68,7 @@ def small(results):
     file = results / "small.yaml"
     content = {
         "data": {"datasets": ["photos", "aircraft"], "image_size": 48},
+        "backbone": "test_vit",
         "pretrained": "random",
         "dim": 8,
         "training": {"epochs": 1, "batch_size": 300, "lr": 1e-3, "device": "cpu"},
@@ -94,7 +95,7 @@ REFUSED = {
     "deep prompts of a pool": (["-s", "prompt_deep=true"], "prompt_deep is for one prompt"),
     "an unknown setting": (["-s", "keep=1"], "unknown setting 'keep'"),
     "classes above batches": (["-p", "batch_size=3"], "images_per_class = 4 is more than"),
-    "the hub": (["-p", "pretrained=hub"], "pretrained = 'hub' has no weights of 'mini_vit'"),
+    "the hub": (["-p", "pretrained=hub"], "pretrained = 'hub' has no weights of 'mini_vit_64'"),
     "seeds": (["-p", "seeds=[3]"], "-p seeds is for several runs; this is one, see --seed"),
     "jobs": (["-p", "jobs=3"], "-p jobs is for several runs"),
     "null": (["-p", "datasets=null"], "datasets = null would change nothing: give a value"),
@@ -130,10 +131,10 @@ def test_a_message_about_an_alias_bomb_is_short(results, capsys):
 def test_without_a_head_what_trains_needs_the_width_of_the_backbone(small, results, capsys):
     headless = ["train", "adapter", "--profile", small, "-s", "head=none", "-s", "adapter_rank=2"]
     status, _, err = call(capsys, *headless)
-    said = "head = 'none' leaves the backbone's 128 features, and dim = 8: set dim = 128, or"
+    said = "head = 'none' leaves the backbone's 64 features, and dim = 8: set dim = 64, or"
     assert status == 2 and said in err
     assert not list(results.glob("small/runs/*/run.json"))
-    assert call(capsys, *headless, "-p", "dim=128")[0] == 0
+    assert call(capsys, *headless, "-p", "dim=64")[0] == 0
     assert call(capsys, "train", "pretrained", "--profile", small)[0] == 0, "it trains nothing"
 
 

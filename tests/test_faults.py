@@ -36,6 +36,7 @@ SIDE = config.profile("smoke").data.image_size
 PROFILE = config.Profile(
     "faults",
     data=config.Data(datasets=("photos", "aircraft"), image_size=SIDE),
+    backbone="test_vit",
     pretrained="random",
     dim=8,
     rank_scale=0.05,

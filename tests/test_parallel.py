@@ -22,7 +22,9 @@ RECIPE = config.Training(
     epochs=1, batch_size=20, lr=1e-3, checkpoint_seconds=1e-9, device="cpu", clip_value=0
 )
 DATA = config.Data(datasets=("aircraft", "flowers"), image_size=48, shots=2)
-RUN = config.Run(data=DATA, pretrained="random", dim=16, method=PUMA, training=RECIPE)
+RUN = config.Run(
+    data=DATA, backbone="test_vit", pretrained="random", dim=16, method=PUMA, training=RECIPE
+)
 # proxies and a running mean; pairs; a memory; pairs drawn at random; every weight;
 # and micro-batches
 RUNS = {

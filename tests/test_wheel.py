@@ -202,15 +202,11 @@ except ValueError as error:
 """
 
 
-def test_every_module_of_the_library_is_imported_and_reads_nothing_of_the_checkout(elsewhere):
-    elsewhere(BARE + IMPORT)
-    assert not list(elsewhere.project.iterdir())
-
-
-def test_what_needs_the_checkout_says_so(elsewhere):
-    images, profile = elsewhere(REFUSED).splitlines()
+def test_every_module_is_imported_and_what_needs_the_checkout_says_so(elsewhere):
+    images, profile = elsewhere(BARE + IMPORT + REFUSED).splitlines()
     assert "need the checkout of pumalib; name it by PUMALIB_ROOT=" in images
     assert "no profile 'mini'; those of the study need its checkout: PUMALIB_ROOT=" in profile
+    assert not list(elsewhere.project.iterdir())
 
 
 COMMANDS = """
