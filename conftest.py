@@ -3,6 +3,7 @@
 No earlier result makes them pass that way.
 """
 
+import multiprocessing
 import os
 import tempfile
 from queue import Empty
@@ -12,6 +13,9 @@ from nbval.kernel import RunningKernel
 
 # Workers of pytest-xdist inherit the folder: what one has trained is there for all.
 os.environ.setdefault("PUMALIB_RESULTS", tempfile.mkdtemp(prefix="pumalib-test-results-"))
+
+# What processes of a fork server need, which else would each import it anew.
+multiprocessing.set_forkserver_preload(["puma_study.rows", "puma_study.runs", "hypothesis"])
 
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 if workers > 1:

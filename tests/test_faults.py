@@ -251,8 +251,6 @@ def outcome(kind: str, home: Path):
 
 def started(kind: str, home: Path):
     context = multiprocessing.get_context("forkserver")
-    # Else each process would import what `work` needs, and most would be killed there.
-    context.set_forkserver_preload(["puma_study.rows", "puma_study.runs", "hypothesis"])
     process = context.Process(target=work, args=(kind, home))
     process.start()
     return process

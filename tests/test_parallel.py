@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import safetensors.torch
 import torch
+from torch.multiprocessing import start_processes
 
 from pumalib import config, losses, models, training
 from pumalib.training import held_out, loop, parallel, run_folder
@@ -65,6 +66,14 @@ def stopped(run, folder, steps):
     return kept
 
 
+def start_two(work, folder):
+    """Run `work` in two processes, each with its rank, the folder and a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start_processes(work, (folder, port), nprocs=2, start_method="forkserver")
+
+
 def one_of_two(rank, folder, port):
     """A process of two.
 
@@ -97,12 +106,9 @@ def gradients(tmp_path_factory):
     for name, run in RUNS.items():
         stopped(run, folder / name, 1)
         alone[name] = stopped(run, shutil.copytree(folder / name, folder / "alone" / name), 0)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     # One of two folders has a checkpoint.
     shutil.copytree(folder / "curricularface", folder / "apart-0")
-    torch.multiprocessing.spawn(one_of_two, (folder, port), nprocs=2)
+    start_two(one_of_two, folder)
     return alone, [torch.load(folder / f"{rank}.pt") for rank in (0, 1)], folder
 
 
@@ -170,10 +176,7 @@ def scored_by_two(rank, folder, port):
 
 
 def test_two_processes_stop_together_by_the_scores_of_the_first(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(scored_by_two, (tmp_path, port), nprocs=2)
+    start_two(scored_by_two, tmp_path)
     assert (tmp_path / "scores-0.txt").read_text() == "2"
     assert (tmp_path / "scores-1.txt").read_text() == "0"
     log = run_folder.read_record(tmp_path / "two")["log"]

@@ -3,10 +3,10 @@
 Models are analysed by their names.
 """
 
+import contextlib
 import json
+import multiprocessing
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -483,35 +483,43 @@ def test_a_name_alone_makes_no_dataset_of_the_paper(other, beside, results):
     assert shown.str.contains("paper").all() == beside
 
 
-PROGRAM = """
-from pumalib import config
-import puma_study as study
-data = config.Data(datasets=("photos", "aircraft"), image_size=48)
-training = config.Training(epochs=4, batch_size=60, checkpoint_seconds=1e-3)
-weights = {"backbone": "test_vit", "pretrained": "random"}
-p = config.Profile("two", data=data, dim=16, training=training, **weights)
-study.run_all({"x": p.run("linear")}, p)
-"""
+FOUR_EPOCHS = replace(
+    ONE,
+    name="two",
+    training=config.Training(epochs=4, batch_size=60, checkpoint_seconds=1e-3, device="cpu"),
+)
 
 
-def test_two_processes_train_a_run_once_and_one_that_is_killed_goes_on(tmp_path, monkeypatch):
-    def start():
-        return subprocess.Popen([sys.executable, "-c", PROGRAM], stderr=subprocess.PIPE, text=True)
+def train_four_epochs(results, said):
+    """In a process of its own: train a run, and write what it tells to the file `said`."""
+    paths.RESULTS = results
+    with said.open("w") as stream, contextlib.redirect_stderr(stream):
+        study.run_all({"x": FOUR_EPOCHS.run("linear")}, FOUR_EPOCHS)
 
-    monkeypatch.setenv("PUMALIB_RESULTS", str(tmp_path))
-    first = start()
+
+def test_two_processes_train_a_run_once_and_one_that_is_killed_goes_on(tmp_path):
+    def start(number):
+        context = multiprocessing.get_context("forkserver")
+        given = (tmp_path, tmp_path / f"{number}.txt")
+        process = context.Process(target=train_four_epochs, args=given)
+        process.start()
+        return process
+
+    first = start(0)
     deadline = time.monotonic() + 200
     while not (logs := list(tmp_path.glob("two/runs/*/log.csv"))):
-        assert first.poll() is None and time.monotonic() < deadline, (
+        assert first.is_alive() and time.monotonic() < deadline, (
             "it ended before it could be killed"
         )
         time.sleep(0.01)
     first.kill()
-    first.communicate()
+    first.join()
     log = logs[0].read_text()  # with seconds, which no second training would repeat
-    both = [start() for _ in range(2)]
-    said = [process.communicate(timeout=300)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
+    both = [start(number) for number in (1, 2)]
+    for process in both:
+        process.join(300)
+    said = [(tmp_path / f"{number}.txt").read_text() for number in (1, 2)]
+    assert [process.exitcode for process in both] == [0, 0], said
     assert logs[0].read_text().startswith(log) and len(logs[0].read_text().splitlines()) == 5
     assert sum("epoch" in text for text in said) <= 1 and any("run 1 of 1" in text for text in said)
     (line,) = (tmp_path / "two" / "kept-1.jsonl").read_text().splitlines()

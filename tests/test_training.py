@@ -5,12 +5,10 @@ A line says how far it is.
 
 import copy
 import json
-import os
+import multiprocessing
 import resource
 import shutil
-import signal
 import subprocess
-import sys
 import time
 import warnings
 from dataclasses import replace
@@ -136,25 +134,17 @@ def test_a_folder_that_cannot_be_made_says_what_to_do(tmp_path):
 
 def test_a_killed_run_goes_on_to_the_same_weights(uninterrupted, tmp_path):
     folder = tmp_path / "killed"
-    (tmp_path / "run.json").write_text(RUN.to_json())
-    program = (
-        "import json, sys, pathlib\n"
-        "from pumalib import config, training\n"
-        "here = pathlib.Path(sys.argv[1])\n"
-        "run = config.Run.from_dict(json.loads((here / 'run.json').read_text()))\n"
-        "training.train(run, here / 'killed')\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.DEVNULL
-    )
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=training.train, args=(RUN, folder))
+    process.start()
     deadline = time.monotonic() + 120
     while not (folder / "checkpoint.previous.pt").is_file():  # two steps are done
-        assert process.poll() is None and time.monotonic() < deadline, (
+        assert process.is_alive() and time.monotonic() < deadline, (
             "the run ended before it could be killed"
         )
         time.sleep(0.002)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     assert not (folder / "metrics.json").exists()
     assert_same(training.train(RUN, folder), uninterrupted)
 
