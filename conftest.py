@@ -6,10 +6,8 @@ No earlier result makes them pass that way.
 import multiprocessing
 import os
 import tempfile
+from importlib.util import find_spec
 from queue import Empty
-
-from nbval import plugin
-from nbval.kernel import RunningKernel
 
 # Workers of pytest-xdist inherit the folder: what one has trained is there for all.
 os.environ.setdefault("PUMALIB_RESULTS", tempfile.mkdtemp(prefix="pumalib-test-results-"))
@@ -32,37 +30,40 @@ def pytest_collection_modifyitems(items):
             cell.source = cell.source.replace('profile = "mini"', 'profile = "smoke"')
 
 
-class SharedKernel(RunningKernel):
-    """A kernel for all notebooks of a worker: to import torch takes longer than most of them."""
+# Not on a machine for the GPU's tests alone.
+if find_spec("nbval"):
+    from nbval import plugin
+    from nbval.kernel import RunningKernel
 
-    running = None
+    class SharedKernel(RunningKernel):
+        """One for all notebooks of a worker: to import torch takes longer than most of them."""
 
-    @classmethod
-    def of_worker(cls, *args, **kwargs):
-        """The worker's kernel, with no name of an earlier notebook; a new one if it has died."""
-        if cls.running is None or not cls.running.is_alive():
-            cls.running = cls(*args, **kwargs)
-        return cls.running
+        running = None
 
-    def stop(self):
-        """End a notebook: forget its names.  A kernel that does not answer is ended itself."""
-        try:
-            asked = self.execute_cell_input("%reset -f")
-            self.await_reply(asked, timeout=60)
-            self.await_idle(asked, timeout=60)
-        except Empty:
-            self.end()
+        @classmethod
+        def of_worker(cls, *args, **kwargs):
+            """The worker's kernel, with no name of an earlier notebook; a new one if it died."""
+            if cls.running is None or not cls.running.is_alive():
+                cls.running = cls(*args, **kwargs)
+            return cls.running
 
-    def end(self):
-        super().stop()
+        def stop(self):
+            """End a notebook: forget its names.  A kernel that does not answer is ended itself."""
+            try:
+                asked = self.execute_cell_input("%reset -f")
+                self.await_reply(asked, timeout=60)
+                self.await_idle(asked, timeout=60)
+            except Empty:
+                self.end()
 
+        def end(self):
+            super().stop()
 
-plugin.RunningKernel = SharedKernel.of_worker
+    plugin.RunningKernel = SharedKernel.of_worker
 
-
-def pytest_sessionfinish():
-    if SharedKernel.running is not None and SharedKernel.running.is_alive():
-        SharedKernel.running.end()
+    def pytest_sessionfinish():
+        if SharedKernel.running is not None and SharedKernel.running.is_alive():
+            SharedKernel.running.end()
 
 
 def pytest_addoption(parser):
