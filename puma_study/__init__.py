@@ -7,7 +7,7 @@ Read `rows` first: its `run_all` trains the missing runs of a table.
 - Comparisons: `contrasts` (differences of rows), `groups` (classes that belong together), `results`
   (a table of rows), `show` and `text` (how it is displayed), `figures`.
 - The paper: `printed` (its tables), `claims` (its claims as comparisons), `measures` (times and
-  shares), `verdicts` (the scorecard), `readings` (whether what is printed is still possible).
+  shares), `verdicts` (the scorecard), `reading` (whether what is printed is still possible).
 - Notebooks: `planning` and `notebooks` (plan and execute), `cells` (shared code), `findings` (their
   first lines), `analysis` (trained models), `survey` and `scale` (the survey's losses).
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from .cells import show_figure as show_figure
     from .findings import found as found
     from .planning import plan as plan
-    from .readings import pair_readings as pair_readings
-    from .readings import readings as readings
+    from .reading import pair_readings as pair_readings
+    from .reading import readings as readings
     from .results import Results as Results
     from .results import collect as collect
     from .rows import embed_kept as embed_kept
@@ -51,7 +51,7 @@ _HOMES = {
     "cells": ["begin", "chosen", "save_table", "show_figure"],
     "findings": ["found"],
     "planning": ["plan"],
-    "readings": ["pair_readings", "readings"],
+    "reading": ["pair_readings", "readings"],
     "results": ["Results", "collect"],
     "rows": ["embed_kept", "embeddings", "loss_of", "model", "run_all", "specific"],
     "runs": ["list_runs", "run_of"],

@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 import puma_study
-from puma_study import figures, printed, readings
+from puma_study import figures, printed, reading
 from puma_study.figures import (
     Gap,
     Picture,
@@ -815,7 +815,7 @@ class TestReadings:
         assert axis.texts[0].get_text() == "+1.25 [+1.00, +1.50]"
 
     def test_every_reading_has_a_colour(self):
-        assert set(readings.READINGS) - {readings.NOT_RUN} == set(claimed.READINGS)
+        assert set(reading.READINGS) - {reading.NOT_RUN} == set(claimed.READINGS)
 
 
 class TestHeatmap:

@@ -6,6 +6,7 @@ Models are analysed by their names.
 import contextlib
 import json
 import multiprocessing
+import pkgutil
 import shutil
 import time
 from dataclasses import replace
@@ -58,6 +59,12 @@ def copied(trained, tmp_path, monkeypatch):
     shutil.copy(trained / "test" / "kept-1.jsonl", tmp_path / "test")
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
     return tmp_path / "test"
+
+
+def test_no_public_function_has_the_name_of_a_module():
+    """Else it is the function until something imports the module, and then that."""
+    modules = {module.name for module in pkgutil.iter_modules(study.__path__)}
+    assert modules.isdisjoint(set(study.__all__) - set(study._MODULES))
 
 
 def test_rows_become_a_table(results):

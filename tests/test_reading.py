@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from test_paper import FULL, study_of
 
-from puma_study import claims, readings
+from puma_study import claims, reading
 
 __all__ = ["study_of"]  # a fixture
 
@@ -33,8 +33,8 @@ __all__ = ["study_of"]  # a fixture
     ],
 )
 def test_a_reading_is_of_the_interval_and_the_print(low, high, paper, expected):
-    assert readings.reading(low, high, paper) == expected
-    assert expected in readings.READINGS
+    assert reading.reading(low, high, paper) == expected
+    assert expected in reading.READINGS
 
 
 @pytest.mark.parametrize(
@@ -47,15 +47,15 @@ def test_a_reading_is_of_the_interval_and_the_print(low, high, paper, expected):
     ],
 )
 def test_sensitive_is_read_by_its_distance_from_0(low, high, expected):
-    assert readings.reading_apart(low, high, 1.0) == expected
+    assert reading.reading_apart(low, high, 1.0) == expected
 
 
 def test_every_claim_has_a_reading_or_a_reason(study_of):
     rows = FULL | {"PUMA": 0.4, "LoRA": 0.6, "VPT": 0.2}
     card = study_of(main_results=rows)
-    read = readings.readings(study_of.profile)
+    read = reading.readings(study_of.profile)
     assert list(read.index) == list(card.index)
-    assert set(read["reading"]) <= set(readings.READINGS)
+    assert set(read["reading"]) <= set(reading.READINGS)
     is_run = read["reading"] != "not run"
     assert (read.loc[~is_run, "reason"].str.len() > 0).all()
     assert (read["needs"].str.len() > 0).all()
@@ -69,7 +69,7 @@ def test_every_claim_has_a_reading_or_a_reason(study_of):
     assert line["reason"] == "not run here: universal * (8 of 9)"
     assert line["needs"] == "decided"
 
-    pairs = readings.pair_readings(study_of.profile)
+    pairs = reading.pair_readings(study_of.profile)
     of_claim = pairs[pairs["name"] == "beats-efficient"]
     assert len(of_claim) == 4
     of_vpt = of_claim[of_claim["rival"] == "VPT"]
@@ -77,13 +77,13 @@ def test_every_claim_has_a_reading_or_a_reason(study_of):
 
 
 def test_seeds_that_would_decide_follow_from_the_error(monkeypatch):
-    monkeypatch.setattr(readings, "_hours", lambda names, seeds, profile: 2.0)
+    monkeypatch.setattr(reading, "_hours", lambda names, seeds, profile: 2.0)
     runs = claims.Kept("test", {2: pd.Series({"a": ["1", "2", "3"], "b": ["4", "5", "6"]})})
     claim = claims.read_claims()[0]
     line = {"statement": 0, "row": "a", "rival": "b", "value": 2.0, "error": 1.0, "dof": 1000.0}
     of_seeds_alone = pd.Series(line | {"class_error": 0.0})
     # 2 = (1.96 + 0.84) sqrt(3 / seeds), so that 5.9 seeds find it in four of five.
-    said = readings._seeds_needed(claim, of_seeds_alone, runs, 0.05)
+    said = reading._seeds_needed(claim, of_seeds_alone, runs, 0.05)
     assert said.startswith("about 6 seeds a row, were the difference as found; 2 h of")
     of_classes = pd.Series(line | {"class_error": 0.99})
-    assert "more test classes" in readings._seeds_needed(claim, of_classes, runs, 0.05)
+    assert "more test classes" in reading._seeds_needed(claim, of_classes, runs, 0.05)
