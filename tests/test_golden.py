@@ -57,7 +57,8 @@ def test_the_numbers_of_finished_runs_are_those_of_today(name):
     known = json.loads(FILE.read_text())
     assert name in known, f"{name} is new: `python tests/test_golden.py` writes its numbers too"
     expected = known[name]
-    assert numbers(RUNS[name]) == pytest.approx(expected, rel=1e-5, abs=1e-5), (
+    # Processors round otherwise: by up to 1.9e-5 where every weight is trained.
+    assert numbers(RUNS[name]) == pytest.approx(expected, rel=1e-5, abs=4e-5), (
         f"{name}: numbers of finished runs have changed: raise NUMBERS, or say why the numbers "
         "stay; `python tests/test_golden.py` writes today's"
     )
