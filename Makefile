@@ -19,7 +19,7 @@ TRIAL ?= photos-8
 TRIAL_METHODS = [linear, mlp3, vpt, prompt-pool, lora, adaptformer, adapter, adapter-stochastic, puma, full]
 # The last method that 91 finds a setting for: a profile that has it has them all.
 LAST_TUNED = mlp3
-# What the search at 16 epochs gave, for 32 (docs/protocol.md, "Changes"): of two rows, the others are to be searched so.
+# What the search at 16 epochs gave, for 32 (docs/protocol-changes.md): of two rows, the others are to be searched so.
 # Another stage has its own: the last block that its first 91 prints.
 LONGER = {puma: {lr: 3.0e-4, adapter_scale: 0.1}, full: {lr: 3.0e-5, new_lr_factor: 10}}
 IMBALANCE_METHODS = [full, linear, lora, adaptformer, adapter, adapter-stochastic, vpt, puma]

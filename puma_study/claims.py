@@ -37,7 +37,7 @@ SURVEY = "survey_claims.yaml"
 FROZEN = "frozen"
 FULL = "universal CurricularFace"
 # A trained row collapsed above this mean cosine, or below this share of the frozen backbone's
-# accuracy (docs/protocol.md, "Changes").
+# accuracy (docs/protocol-changes.md).
 COLLAPSED_COSINE = 0.98
 COLLAPSED_SHARE = 0.5
 # A dataset is large if there are some with so many times the images of others (paper: 17 times).
@@ -216,8 +216,7 @@ class Kept:
         ours = self.runs(table, row)
         theirs = self.runs(table, rival)
         if ours and theirs:
-            averages = Averages(large=self.large)
-            found = contrasts.difference(ours, theirs, self.profile, averages, own_seeds=True)
+            found = self._difference(ours, theirs, own_seeds=True)
             name = dataset_of(column)
             if name in found.index:
                 return 100 * found.loc[name, ["low", "high"]]
@@ -235,9 +234,12 @@ class Kept:
                 "full fine-tuning is not above the frozen backbone: nothing here could show a gain"
             )
 
-    def _difference(self, ours: list[str], theirs: list[str]) -> pd.DataFrame:
+    def _difference(
+        self, ours: list[str], theirs: list[str], *, own_seeds: bool = False
+    ) -> pd.DataFrame:
         states = store.states(self.profile)
-        return _difference(tuple(ours), tuple(theirs), self.profile, self.large, states)
+        rows = tuple(ours), tuple(theirs)
+        return _difference(*rows, self.profile, self.large, states, own_seeds=own_seeds)
 
 
 def collapse(row: Sequence[str], frozen: Sequence[str], profile: str) -> str:
@@ -270,9 +272,12 @@ def _difference(
     profile: str,
     large: tuple[str, ...],
     states: tuple[store.State, ...],
+    *,
+    own_seeds: bool,
 ) -> pd.DataFrame:
     """A difference of kept rows; `states` are those of the profile's files."""
-    return contrasts.difference(ours, theirs, profile, Averages(large=large))
+    averages = Averages(large=large)
+    return contrasts.difference(ours, theirs, profile, averages, own_seeds=own_seeds)
 
 
 def kept(profile: config.Profile, claims: Sequence[Claim] = ()) -> Kept:

@@ -130,12 +130,12 @@ def _read(claim: Claim, line: pd.Series, paper: Paper) -> dict[str, Any]:
     in_print = _printed_effect(claim, line, paper)
     digits = 1 if line["in_points"] else 2
     ours = with_interval(line["value"], line["low"], line["high"], sign="+", digits=digits)
-    told = line[["row", "rival", "column", "value", "low", "high", "in_points"]].to_dict()
+    numbers = line[["row", "rival", "column", "value", "low", "high", "in_points"]].to_dict()
     if math.isnan(line["apart"]):
-        said = reading(line["low"], line["high"], in_print)
+        found = reading(line["low"], line["high"], in_print)
     else:
-        said = reading_apart(line["low"], line["high"], line["apart"])
-    return {**told, "paper": in_print, "ours": ours, "reading": said}
+        found = reading_apart(line["low"], line["high"], line["apart"])
+    return {**numbers, "paper": in_print, "ours": ours, "reading": found}
 
 
 def _printed_effect(claim: Claim, line: pd.Series, paper: Paper) -> float:
@@ -166,18 +166,18 @@ def readings(profile: config.Profile, file: str = PAPER) -> pd.DataFrame:
         table = comparisons(claim, runs)
         verdict = card.loc[claim.name]
         judgement = judge(table)
-        told: dict[str, Any] = {"reading": NOT_RUN, "pair": "", "column": "", "paper": math.nan}
-        told |= {"value": math.nan, "low": math.nan, "high": math.nan}
-        told |= {"in_points": True, "ours": ""}
+        decisive: dict[str, Any] = {"reading": NOT_RUN, "pair": "", "column": "", "paper": math.nan}
+        decisive |= {"value": math.nan, "low": math.nan, "high": math.nan}
+        decisive |= {"in_points": True, "ours": ""}
         if judgement is not None:
-            told |= _read(claim, judgement.decides, paper)
-            told["pair"] = f"{told.pop('row')} over {told.pop('rival')}"
+            decisive |= _read(claim, judgement.decides, paper)
+            decisive["pair"] = f"{decisive.pop('row')} over {decisive.pop('rival')}"
         counts = _of_claim(claim, compared(table), paper)["reading"].value_counts()
         lines[claim.name] = {
             "section": claim.section,
             "claim": claim.text,
             "print": verdict["print"],
-            **told,
+            **decisive,
             "all_read": ", ".join(f"{one} {counts[one]}" for one in READINGS if one in counts),
             "reason": _reason(claim, verdict, paper),
             "here": verdict["here"],
@@ -212,17 +212,17 @@ def _reason(claim: Claim, verdict: pd.Series, paper: Paper) -> str:
 def _not_run(claim: Claim, verdict: pd.Series, paper: Paper) -> str:
     """The rows that were not run, those of a pattern together: "specific * (9 of 9)"."""
     missing = verdict["rows_missing"].split(", ")
-    said: dict[str, None] = {}
+    found: dict[str, None] = {}
     for one in claim.above:
         printed_rows = list(paper.tables[one.table].index) if one.table in paper.tables else []
         for pattern in [*one.winners, *one.rivals]:
             rows = fnmatch.filter(printed_rows, pattern) or [pattern]
             of_pattern = [row for row in rows if row in missing]
             if of_pattern and "*" in pattern:
-                said[f"{pattern} ({len(of_pattern)} of {len(rows)})"] = None
+                found[f"{pattern} ({len(of_pattern)} of {len(rows)})"] = None
             else:
-                said.update(dict.fromkeys(of_pattern))
-    return ", ".join(said)
+                found.update(dict.fromkeys(of_pattern))
+    return ", ".join(found)
 
 
 def _needs(

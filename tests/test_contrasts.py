@@ -181,7 +181,7 @@ def test_rows_whose_seeds_draw_the_images_help_each_other_alone(monkeypatch):
 
 @pytest.mark.parametrize("profile", ["photos-8", "photos", "mini"])
 def test_kept_rows_with_few_images_lie_farther_apart(profile, monkeypatch):
-    """Why they help each other alone (docs/protocol.md, "Changes"): F over the kept rows."""
+    """Why they help each other alone (docs/protocol-changes.md): F over the kept rows."""
     monkeypatch.setattr(paths, "RESULTS", paths.ROOT / "results")
     found = []
     for record in store.read(profile).values():
