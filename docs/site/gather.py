@@ -37,7 +37,13 @@ FOUND = [
     "docs/protocol-changes.md",
     "docs/deviations.md",
 ]
-USE = ["docs/own-images.md", "docs/running.md", "docs/photos.md", "docs/other-profiles.md"]
+USE = [
+    "docs/own-images.md",
+    "docs/many-images.md",
+    "docs/running.md",
+    "docs/photos.md",
+    "docs/other-profiles.md",
+]
 OTHERS = ["CHANGELOG.md", "data/mini/README.md"]
 CARDS = "pumalib/kept/*/README.md"
 # Pages that this script writes, each an overview of other pages.
