@@ -226,7 +226,7 @@ def what_is_opposite_rests_on_cars(runs):
 
 
 @says(
-    "docs/results.md", "PUMA stands about two points better beside full fine-tuning on those four"
+    "docs/results.md", "PUMA compares about two points better with full fine-tuning on those four"
 )
 def the_same_four_are_ahead_in_both_lists(runs):
     for profile in (TRIAL, REVERSED):
