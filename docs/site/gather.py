@@ -51,6 +51,8 @@ REPORT = "report/index.md"
 INDEX = "notebooks/index.ipynb"
 TEMPLATES = "notebooks/templates.md"
 API = "api/index.rst"
+# The report is a page of its own, without the site's navigation.
+BACK = '<p><a href="index.html">Back to the site</a></p>'
 
 # A link or picture in Markdown, "[text](target)", or in HTML, ` src="target"`.
 LINK = re.compile(r"(?P<text>!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<target>[^()\s]+)\)")
@@ -348,6 +350,7 @@ def write_report(report: Path, place: Place) -> None:
             if file.endswith(".html"):
                 page = place.site / "_extra" / "report" / file
                 text = with_site_links(page.read_text(encoding="utf-8"), report, place)
+                text = text.replace("<body>", f"<body>\n{BACK}", 1)
                 page.write_text(text, encoding="utf-8")
             links.append(f'<a href="{file}">{label}</a>')
     said = " · ".join(links) or "It was not built for this site: `make report`, then `make site`."
