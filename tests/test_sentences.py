@@ -171,6 +171,32 @@ def lora_equals_full_by_cars(runs):
     assert is_above(runs.difference("lora", "full-3e-5", "cars_196"))
 
 
+@says("docs/results.md", "far above the linear embedding and MLP-3, and clearly above the prompts")
+def puma_is_above_heads_and_prompts(runs):
+    for column in ("unified", "harmonic"):
+        for head in ("linear", "mlp3"):
+            assert runs.difference("puma", head, column).low > 5
+        for prompt in ("vpt", "pool"):
+            assert is_above(runs.difference("puma", prompt, column))
+
+
+@says(
+    "docs/which-method.md", "On cars, where it finds least, LoRA and full fine-tuning gain the most"
+)
+def on_cars_lora_and_full_gain_most(runs):
+    for row in ("lora", "full-3e-5"):
+        for other in ("frozen", "linear", "puma"):
+            assert is_above(runs.difference(row, other, "cars_196"))
+
+
+@says("docs/which-method.md", "on cars three points or more above the adapters")
+def on_cars_lora_and_full_lead_the_adapters(runs):
+    for row in ("lora", "full"):
+        for adapter in ("static", "stochastic"):
+            lead = runs.difference(row, adapter, "cars_196")
+            assert is_above(lead) and lead.points >= 3
+
+
 # ---- the parts
 
 
