@@ -1,8 +1,9 @@
 """The findings that a notebook shows at its top, from docs/findings/<profile>.md.
 
 Each of these pages has a heading `## <notebook>` and a few sentences for every notebook that is
-kept executed.  A notebook is kept on several profiles, each with a finding of its own, so they do
-not stand in the notebook itself.
+kept executed, and the picture that they speak of.  A notebook is kept on several profiles, each
+with a finding of its own, so they do not stand in the notebook itself; in its executed copies they
+do (`notebooks.open_with_finding`).
 """
 
 import re
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
     from IPython.display import Markdown
 
 FOLDER = "docs/findings"
-TITLE = "### What we found"
+TITLE = "## What we found"
+# The results as seen from a notebook that is opened in notebooks/, and from the pages.
+RESULTS = "../results"
+RESULTS_FROM_PAGES = "../../results"
 
 # A heading such as "## 03_components", and the text below it.
 SECTION = re.compile(
@@ -34,6 +38,7 @@ def found(notebook: str, profile: str) -> "Markdown | None":
         return None
     from IPython.display import Markdown  # the commands do without it
 
+    text = text.replace(f"]({RESULTS_FROM_PAGES}/", f"]({RESULTS}/")
     source = f"*Of what is kept on `{name}`, from `{FOLDER}/{name}.md`.*"
     return Markdown(f"{TITLE}\n\n{text}\n\n{source}")
 

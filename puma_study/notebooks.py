@@ -1,9 +1,11 @@
 """Plan and execute notebooks, and clean them of all that differs between executions.
 
 A notebook that succeeds is written to `results/<profile>/`, one that fails to the same folder as
-`<name>.failed.ipynb`.
+`<name>.failed.ipynb`.  The executed copy has its values in its cell of parameters, and what was
+found as Markdown below its title.
 """
 
+import ast
 import base64
 import json
 import logging
@@ -25,12 +27,13 @@ from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
+from papermill.translators import PythonTranslator
 from PIL import Image
 
 from pumalib import config, data, paths
 from pumalib.training import run_folder
 
-from . import needs, planning, store
+from . import findings, needs, planning, store
 
 Parameters = dict[str, Any]
 
@@ -50,14 +53,13 @@ QUIET = ["--log-level=CRITICAL"]
 
 # Metadata of a cell that stay: its tags, and whether JupyterLab folds its code.
 KEPT_METADATA = ("tags", "jupyter")
-FOLDED = {"source_hidden": True}
 
 # The file name in a warning from a cell: "/tmp/ipykernel_123/45.py".
 CELL = re.compile(r"\S*ipykernel_\d+\S*\.py")
 # A line of progress, drawn again and again: " 10%|#   |\r 20%|##  |\n".
 REDRAWN = re.compile(r"[^\n]*(\r|\x1b\[A)[^\n]*\n?")
-# Overrides that change no number: the `, "jobs": 2` of `overrides = {"seeds": [0], "jobs": 2}`.
-PLACE = re.compile(r'(, )?"(dask|jobs|train)": ("[^"]*"|\d+|False)(?(1)|(, )?)')
+# Fields of a profile that say where and whether runs are trained, and change no number.
+PLACE = ("dask", "jobs", "train")
 # The random id that pandas gives a styled table: "T_1a2b3".
 STYLED = re.compile(r"T_[0-9a-f]{5}")
 # The number of a notebook: the "03_" of "03_components".
@@ -125,6 +127,33 @@ def parameters(
         }
         found[notebook] = {name: given[name] for name in own if name in given}
     return found
+
+
+def with_values(source: str, values: Mapping[str, Any]) -> str:
+    """A cell of parameters that assigns `values`; its comments and its other values stay."""
+    text = source.encode()
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    # From the last on: what is put in moves all that follows.
+    for statement in reversed(ast.parse(source).body):
+        if not isinstance(statement, ast.Assign):
+            continue
+        name = ast.unparse(statement.targets[0])
+        if name not in values:
+            continue
+        old = statement.value
+        begin = starts[old.lineno - 1] + old.col_offset
+        end = starts[old.end_lineno - 1] + old.end_col_offset
+        new = PythonTranslator.translate(values[name]).encode()
+        text = text[:begin] + new + text[end:]
+    return text.decode()
+
+
+def _set_parameters(notebook: NotebookNode, values: Mapping[str, Any]) -> None:
+    for cell in notebook.cells:
+        if "parameters" in cell.metadata.get("tags", []):
+            cell["source"] = with_values(cell.source, values)
 
 
 # ---- planned
@@ -355,6 +384,8 @@ def execute(notebook: Path, folder: Path, values: Parameters) -> None:
     failed = folder / f"{notebook.stem}.failed.ipynb"
     _lead_to_this_package()
     _silence_widgets()
+    filled = nbformat.read(notebook, as_version=4)
+    _set_parameters(filled, values)
     # papermill warns of its own deprecations.
     logging.getLogger("papermill").setLevel(logging.CRITICAL)
     with (
@@ -363,9 +394,8 @@ def execute(notebook: Path, folder: Path, values: Parameters) -> None:
     ):
         try:
             executed = papermill.execute_notebook(
-                notebook,
+                filled,
                 temporary,
-                values,
                 kernel_name="python3",
                 cwd=paths.NOTEBOOKS,
                 progress_bar=False,
@@ -378,7 +408,7 @@ def execute(notebook: Path, folder: Path, values: Parameters) -> None:
             if temporary.is_file() and not was_left_out:
                 temporary.replace(failed)
             raise
-        nbformat.write(clean(executed), temporary)
+        nbformat.write(_as_kept(executed, folder, values), temporary)
     failed.unlink(missing_ok=True)
 
 
@@ -414,7 +444,34 @@ def _silence_widgets() -> None:
     os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")
 
 
-# ---- cleaned
+# ---- as it is kept
+
+
+def _as_kept(executed: NotebookNode, folder: Path, values: Parameters) -> NotebookNode:
+    """An executed notebook, changed in place to what is kept of it in `folder`."""
+    kept = dict(values)
+    if "overrides" in kept:
+        overrides = kept["overrides"].items()
+        kept["overrides"] = {name: value for name, value in overrides if name not in PLACE}
+    _set_parameters(executed, kept)
+    open_with_finding(executed, folder.name)
+    return clean(executed)
+
+
+def open_with_finding(notebook: NotebookNode, profile: str) -> None:
+    """Put what a cell tagged `found` has shown below the title, as Markdown in its place.
+
+    Its pictures are those of `results/<profile>`, where the notebook is kept.  A cell that has
+    shown nothing stays.
+    """
+    for cell in notebook.cells:
+        if "found" in cell.metadata.get("tags", []) and cell.outputs:
+            text = cell.outputs[0].data["text/markdown"]
+            text = text.replace(f"]({findings.RESULTS}/{profile}/", "](")
+            finding = nbformat.v4.new_markdown_cell(text, id=cell.id, metadata={"tags": ["found"]})
+            notebook.cells.remove(cell)
+            notebook.cells.insert(1, finding)
+            return
 
 
 def clean(notebook: NotebookNode) -> NotebookNode:
@@ -431,11 +488,6 @@ def clean(notebook: NotebookNode) -> NotebookNode:
 def _clean_metadata(cell: NotebookNode) -> None:
     kept = {name: cell.metadata[name] for name in KEPT_METADATA if cell.metadata.get(name)}
     cell["metadata"] = NotebookNode(kept)
-    if "injected-parameters" in kept.get("tags", []):
-        # papermill gives this cell a random id.
-        cell["id"] = "injected-parameters"
-        cell["source"] = PLACE.sub("", cell.source)
-        cell["metadata"]["jupyter"] = dict(FOLDED)
 
 
 def _clean_outputs(cell: NotebookNode) -> None:

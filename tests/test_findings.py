@@ -1,5 +1,6 @@
 """Every executed notebook shows its findings at the top, and the index links to all of them."""
 
+import ast
 import re
 
 import nbformat
@@ -21,7 +22,10 @@ EXECUTED = [
 TEMPLATES = sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))
 KEPT_STEMS = {stem for _, stem in EXECUTED}
 INDEX = paths.NOTEBOOKS / "index.ipynb"
+# It measures speeds anew, so it is executed again when the machine does nothing else.
+MEASURES = "24_search_your_images"
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+PICTURE = re.compile(r"\n\n!\[\w[^]]*\]\((?P<file>\S+)\)")
 
 
 def markdown(file):
@@ -56,7 +60,21 @@ def test_a_finding_is_short_and_has_a_caveat(profile, stem):
     text = findings.read(profile)[findings_name(stem)]
     assert text.startswith("**") and "<!--" not in text
     assert text.count("The caveat:") == 1
-    assert len(text.split()) <= 110
+    words = PICTURE.sub("", text).split()
+    assert len(words) <= 110
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_picture_of_a_finding_is_last_and_kept_with_its_notebook(profile):
+    told = findings.read(profile)
+    shown = {name: PICTURE.findall(text) for name, text in told.items()}
+    assert any(shown.values())
+    for name, files in shown.items():
+        assert len(files) == told[name].count("](../") <= 1
+        for file in files:
+            assert told[name].endswith(f"({file})")
+            place = paths.ROOT / findings.FOLDER / file
+            assert place.is_file() and place.resolve().parent == RESULTS / profile
 
 
 @pytest.mark.parametrize("profile", [profile for profile, stem in EXECUTED if stem == "17_claims"])
@@ -75,9 +93,12 @@ def test_what_is_shown_is_of_the_profile():
     found = study.found("components", "photos")
     assert found is not None
     shown = found.data
-    assert shown.startswith("### What we found\n\n**")
-    assert findings.read("photos")["components"] in shown
-    assert findings.read("mini")["components"] not in shown
+    assert shown.startswith("## What we found\n\n**")
+    text = PICTURE.sub("", findings.read("photos")["components"])
+    assert text in shown
+    assert PICTURE.sub("", findings.read("mini")["components"]) not in shown
+    (picture,) = PICTURE.findall(shown)
+    assert (paths.NOTEBOOKS / picture).is_file(), "as notebooks/ sees it, where it is opened"
 
 
 @pytest.mark.parametrize(
@@ -94,26 +115,57 @@ def test_where_nothing_is_kept_nothing_is_shown(notebook, profile):
 @pytest.mark.parametrize("file", TEMPLATES, ids=lambda file: file.stem)
 def test_a_notebook_opens_with_its_finding_and_ends_with_it(file):
     cells = nbformat.read(file, as_version=4).cells
-    places = [place for place, cell in enumerate(cells) if "study.found(" in cell.source]
+    title, parameters, found, what = cells[:4]
+    assert re.fullmatch(r"# .+\n\n.+\?", title.source), "a title, and one line that asks"
+    assert parameters.metadata["tags"] == ["parameters"]
     if file.stem not in KEPT_STEMS:
         # A copy brings its original's cell along, which tells nothing there.
         return
-    assert places == [2] and "parameters" in cells[1].metadata["tags"]
-    assert cells[2].source.endswith("study.found(notebook, profile)")
+    assert found.metadata["tags"] == ["found"]
+    assert found.source == "import puma_study as study\n\nstudy.found(notebook, profile)"
+    assert what.cell_type == "markdown"
     end = cells[-1].source
     assert end.startswith("## What to take away\n")
     assert "*What we found*, at the top, has the numbers" in end
 
 
+def executed(profile, stem):
+    return nbformat.read(RESULTS / profile / f"{stem}.ipynb", as_version=4).cells
+
+
 @pytest.mark.parametrize(("profile", "stem"), EXECUTED)
-def test_an_executed_notebook_shows_what_is_found_now(profile, stem):
+def test_an_executed_notebook_says_below_its_title_what_is_found_now(profile, stem):
     """... or is executed again: python -m puma_study run <notebook> --profile <profile> --kept."""
-    notebook = nbformat.read(RESULTS / profile / f"{stem}.ipynb", as_version=4)
-    cells = [cell for cell in notebook.cells if "study.found(" in cell.source]
-    if not cells:
-        pytest.skip("executed before notebooks said what was found")
-    (output,) = cells[0].outputs
-    assert findings.read(profile)[findings_name(stem)] in output.data["text/markdown"]
+    cells = executed(profile, stem)
+    text = findings.read(profile)[findings_name(stem)]
+    there = text.replace(f"](../../results/{profile}/", "](")
+    assert cells[1].cell_type == "markdown"
+    assert cells[1].source.startswith(f"## What we found\n\n{there}\n")
+    assert not [cell for cell in cells if "study.found(" in cell.source]
+
+
+@pytest.mark.parametrize(("profile", "stem"), EXECUTED)
+def test_an_executed_notebook_is_its_source_with_values_in_its_parameters(profile, stem):
+    """... or is executed again, as above."""
+    source = nbformat.read(paths.NOTEBOOKS / f"{stem}.ipynb", as_version=4).cells
+    cells = executed(profile, stem)
+    assert [cell.id for cell in cells] == [
+        source[place].id for place in (0, 2, 1, *range(3, len(source)))
+    ]
+    own = {cell.id: cell for cell in source}
+    for cell in cells:
+        tags = cell.metadata.get("tags", [])
+        if "parameters" in tags:
+            given = dict(values(cell.source))
+            assert given["profile"] == profile
+            assert cell.source == notebooks.with_values(own[cell.id].source, given)
+        elif "found" not in tags and stem != MEASURES:
+            assert cell.source == own[cell.id].source, cell.id
+
+
+def values(source):
+    for statement in ast.parse(source).body:
+        yield statement.targets[0].id, ast.literal_eval(statement.value)
 
 
 @pytest.mark.parametrize("file", [*TEMPLATES, INDEX], ids=lambda file: file.stem)

@@ -85,11 +85,11 @@ def test_template(file):
         for node in ast.walk(ast.parse(cell.source)):
             if isinstance(node, ast.Assert):
                 assert node.msg is not None, f"say what is wrong: {ast.unparse(node)}, <message>"
+    assert "jupyter" not in parameters[0].metadata, "parameters are seen: do not fold them"
     for cell in cells:
-        is_beginning = "parameters" in tags(cell) or cell.source.startswith(("import ", "from "))
-        if is_beginning and "rows" not in tags(cell):
+        if cell.source.startswith(("import ", "from ")) and "rows" not in tags(cell):
             assert cell.metadata["jupyter"] == {"source_hidden": True}, (
-                "fold parameters and imports: in JupyterLab, View > Collapse Selected Code"
+                "fold imports: in JupyterLab, View > Collapse Selected Code"
             )
 
 
@@ -204,6 +204,43 @@ def test_a_copy_writes_under_its_own_name(results):
     assert sorted(file.read_text() for file in results.glob("*.csv")) == ["components", "mine"]
 
 
+def test_values_take_their_places_among_the_parameters():
+    source = (
+        'name = "é"; rates = [\n    1,\n    2,\n]  # of the é\nmethods = None\nloss = "ms"  # one'
+    )
+    given = {"rates": [3e-5], "name": "photos-8", "methods": ["a", "b"], "unknown": 1}
+    assert notebooks.with_values(source, given) == (
+        'name = "photos-8"; rates = [3e-05]  # of the é\nmethods = ["a", "b"]\nloss = "ms"  # one'
+    )
+    assert notebooks.with_values(source, {}) == source
+
+
+def opened(*found):
+    """The cells of a notebook that opens with a cell `found`, which has shown these outputs."""
+    folded = {"tags": ["found"], "jupyter": {"source_hidden": True}}
+    cells = [
+        nbformat.v4.new_markdown_cell("# Title"),
+        nbformat.v4.new_code_cell('profile = "mini"', metadata={"tags": ["parameters"]}),
+        nbformat.v4.new_code_cell("found()", metadata=folded, outputs=list(found)),
+    ]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    notebooks.open_with_finding(notebook, "mini")
+    nbformat.validate(notebook)
+    return [(cell.cell_type, cell.source, cell.metadata) for cell in notebook.cells]
+
+
+def test_what_was_found_is_markdown_below_the_title():
+    shown = "## What we found\n\n![a](../results/mini/a.png) ![b](../results/photos/b.png)"
+    data = {"text/markdown": shown, "text/plain": "<Markdown>"}
+    title, found, parameters = opened(nbformat.v4.new_output("execute_result", data=data))
+    assert title[1] == "# Title" and parameters[1] == 'profile = "mini"'
+    beside = "## What we found\n\n![a](a.png) ![b](../results/photos/b.png)"
+    assert found == ("markdown", beside, {"tags": ["found"]})
+
+    *before, untouched = opened()
+    assert before == [title, parameters] and untouched[:2] == ("code", "found()")
+
+
 def test_a_plan_names_what_is_missing_and_is_no_success(results, tmp_path, capsys):
     rows = (
         P + "from pumalib.config import Data\n"
@@ -274,9 +311,10 @@ def test_plan_run_and_kept(results, capsys):
     assert "runs: 100%" in said.err and len(study.list_runs("smoke")) == 4
     executed = nbformat.read(results / "01_first.ipynb", 4)
     nbformat.validate(executed)
-    assert (
-        executed.cells[1].source.strip().endswith('overrides = {"seeds": [0, 1]}')
-    )  # and no address
+    # Where runs are trained, here by two at once, is not kept.
+    assert executed.cells[0].source == (
+        'profile = "smoke"  # name\noverrides = {"seeds": [0, 1]}  # fields\n'
+    )
     assert [(o.name, o.text) for o in executed.cells[-1].outputs] == [("stdout", "here\n")]
     (output,) = executed.cells[-2].outputs
     assert output.text.startswith("table ") and output.text.endswith("/smoke/first.csv\n")
@@ -328,13 +366,13 @@ def test_what_lab_folds_stays_folded():
     given = {"source_hidden": True, "outputs_hidden": False}
     cells = [
         nbformat.v4.new_code_cell("1", metadata={"jupyter": given, "papermill": {"duration": 1}}),
-        nbformat.v4.new_code_cell("2", metadata={"tags": ["injected-parameters"]}),
+        nbformat.v4.new_code_cell("2", metadata={"tags": ["parameters"]}),
         nbformat.v4.new_code_cell("3", metadata={"tags": []}),
     ]
     notebook = notebooks.clean(nbformat.v4.new_notebook(cells=cells))
     assert [cell.metadata for cell in notebook.cells] == [
         {"jupyter": given},
-        {"tags": ["injected-parameters"], "jupyter": {"source_hidden": True}},
+        {"tags": ["parameters"]},
         {},
     ]
 
