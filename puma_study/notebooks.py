@@ -143,6 +143,7 @@ def with_values(source: str, values: Mapping[str, Any]) -> str:
         if name not in values:
             continue
         old = statement.value
+        assert old.end_lineno is not None and old.end_col_offset is not None  # as it was parsed
         begin = starts[old.lineno - 1] + old.col_offset
         end = starts[old.end_lineno - 1] + old.end_col_offset
         new = PythonTranslator.translate(values[name]).encode()
