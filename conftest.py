@@ -5,15 +5,21 @@ No earlier result makes them pass that way.
 
 import multiprocessing
 import os
+import sys
 import tempfile
 from importlib.util import find_spec
+from pathlib import Path
 from queue import Empty
 
 # Workers of pytest-xdist inherit the folder: what one has trained is there for all.
 os.environ.setdefault("PUMALIB_RESULTS", tempfile.mkdtemp(prefix="pumalib-test-results-"))
 
-# What processes of a fork server need, which else would each import it anew.
-multiprocessing.set_forkserver_preload(["puma_study.rows", "puma_study.runs", "hypothesis"])
+sys.path.insert(0, str(Path(__file__).with_name("tests")))
+import forks
+
+# Processes of the tests are forks of one that has imported what they need, also Dask's workers.
+multiprocessing.set_forkserver_preload(forks.IMPORTED)
+os.environ.setdefault("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "forkserver")
 
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 if workers > 1:
@@ -32,8 +38,11 @@ def pytest_collection_modifyitems(items):
 
 # Not on a machine for the GPU's tests alone.
 if find_spec("nbval"):
+    from jupyter_client.provisioning import local_provisioner
     from nbval import plugin
     from nbval.kernel import RunningKernel
+
+    local_provisioner.launch_kernel = forks.Kernel
 
     class SharedKernel(RunningKernel):
         """One for all notebooks of a worker: to import torch takes longer than most of them."""

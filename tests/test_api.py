@@ -46,6 +46,12 @@ ours = [name for name in opened if name.startswith(project) and "site-packages" 
 others = [name for name in ours if not name.endswith((".py", ".pyc")) and ".pyc." not in name]
 assert not others, others
 
+from pumalib.data import download, paper
+assert not {"scipy.io", "pooch"} & set(sys.modules), "imported too early"
+import pumalib.index, pumalib.__main__ as command
+assert command.main(["embed", "--help"]) == 0
+assert not {"dask", "distributed"} & set(sys.modules), "it is for --scheduler alone"
+
 loss = pumalib.losses.make("curricularface", 3, 4)
 assert pumalib.models.load_model and pumalib.embedder.load
 assert variables == dict(os.environ)

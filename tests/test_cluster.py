@@ -9,6 +9,7 @@ from pathlib import Path
 
 import dask
 import distributed
+import forks
 import pandas as pd
 import pytest
 import torch
@@ -31,6 +32,7 @@ LINEAR, WORKERS = PROFILE.run("linear"), 2
 
 @pytest.fixture(scope="module")
 def address():
+    forks.ready()
     with cluster.local(WORKERS) as address:
         yield address
 
@@ -163,15 +165,19 @@ def test_workers_that_are_ended_as_they_start_are_told(monkeypatch):
         pass
 
 
-def test_local_workers_share_the_machine(address, monkeypatch):
-    with distributed.Client(address, set_as_default=False) as client:
-        assert set(client.run(torch.get_num_threads).values()) == {
-            max(1, cluster.CPU_COUNT // WORKERS)
-        }
-        assert list(client.nthreads().values()) == [1] * WORKERS
+def test_local_workers_share_the_machine(monkeypatch):
+    """By processes that import torch themselves: it counts the threads then."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,7")
-    with cluster.local(2) as two, distributed.Client(two, set_as_default=False) as client:
+    anew = {"distributed.worker.multiprocessing-method": "spawn"}
+    with (
+        dask.config.set(anew),
+        cluster.local(WORKERS) as two,
+        distributed.Client(two, set_as_default=False) as client,
+    ):
+        threads = max(1, cluster.CPU_COUNT // WORKERS)
+        assert set(client.run(torch.get_num_threads).values()) == {threads}
+        assert list(client.nthreads().values()) == [1] * WORKERS
         assert sorted(client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]).values()) == ["3", "7"]
     with pytest.raises(ValueError, match="3 jobs, but this machine shows 2 GPUs"), cluster.local(3):
         pass

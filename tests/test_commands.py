@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import forks
 import numpy as np
 import pandas as pd
 import pytest
@@ -314,26 +315,23 @@ def test_a_kept_run_is_trained_as_it_is(small, capsys):
 
 
 def started(small, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "pumalib", "train", "linear", "--profile", small, *arguments],
-        env=environment(PUMALIB_RESULTS=str(Path(small).parent)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    """A process that trains by the command line."""
+    given = ["train", "linear", "--profile", small, *arguments]
+    text = f"import sys\nfrom pumalib.__main__ import main\nsys.exit(main({given!r}))"
+    return forks.Program(text, environment=environment(PUMALIB_RESULTS=str(Path(small).parent)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_training_that_is_ended_says_that_it_goes_on(number, small, results):
-    process = started(small, "-p", "epochs=1000", "-p", "checkpoint_seconds=1e-3")
-    deadline = time.monotonic() + 200
-    while not list(results.glob("small/runs/*/checkpoint.pt")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in err
-    assert err.endswith("checkpoints are kept: the same command goes on\n")
+    with started(small, "-p", "epochs=1000", "-p", "checkpoint_seconds=1e-3") as program:
+        deadline = time.monotonic() + 200
+        while not list(results.glob("small/runs/*/checkpoint.pt")):
+            assert program.process.is_alive() and time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(program.process.pid, number)
+        done = program.done(60)
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    assert done.stderr.endswith("checkpoints are kept: the same command goes on\n")
 
 
 @pytest.mark.parametrize("module", ["torch", "pandas", "pydantic"])

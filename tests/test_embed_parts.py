@@ -1,15 +1,13 @@
 """A folder embedded by two worker processes is the folder embedded by one."""
 
-import subprocess
-import sys
-
+import forks
 import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
 
 import pumalib
-from pumalib import cluster, embed_parts, index, paths
+from pumalib import cluster, embed_parts, index
 from pumalib.__main__ import main
 
 MINI = embed_parts.Source("mini")
@@ -17,6 +15,7 @@ MINI = embed_parts.Source("mini")
 
 @pytest.fixture(scope="module")
 def address():
+    forks.ready()
     with cluster.local(2) as address:
         yield address
 
@@ -102,14 +101,3 @@ def test_another_model_than_the_clients_is_refused(address, folder, tmp_path):
     found = index.FolderIndex(pumalib.load("mini"), folder, tmp_path / "shared")
     with pytest.raises(RuntimeError, match=r"3 of 3 parts failed.* another than the client's"):
         embed_parts.update(found, embed_parts.Source("mini-puma"), address)
-
-
-def test_the_library_and_its_commands_import_no_dask():
-    """Without --scheduler: `embed` is of the half that a wheel has."""
-    code = (
-        "import sys, pumalib, pumalib.index, pumalib.__main__ as command\n"
-        "command.main(['embed', '--help'])\n"
-        "assert not {'dask', 'distributed'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()

@@ -355,9 +355,8 @@ def test_stopped_in_the_middle_nothing_looks_finished(results, capsys):
     left = results / f".01_slow.ipynb.pumalib-{'0' * 16}.tmp"
     left.write_text("left by a killed process")
     os.utime(left, (0, 0))
-    write(
-        "01_slow", "import os, signal, time\nos.kill(os.getppid(), signal.SIGINT)\ntime.sleep(300)"
-    )
+    stop = f"import os, signal, time\nos.kill({os.getpid()}, signal.SIGINT)\ntime.sleep(300)"
+    write("01_slow", stop)
     assert main(["run"]) == 130 and "the same command goes on" in capsys.readouterr().err
     assert not list(results.glob("*.ipynb")) and not list(results.glob(".*ipynb*"))
 

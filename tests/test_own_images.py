@@ -12,6 +12,7 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
+import forks
 import numpy as np
 import pandas as pd
 import pytest
@@ -222,10 +223,9 @@ def test_names_in_errors_and_warnings_are_none_either(home):
     hats = (home / "photos" / "hats").rename(home / "photos" / "hats \x1b[2J")
     (hats / "0.png").write_bytes(b"no image")
     (hats / "lost.png").symlink_to("nowhere")
-    command = [sys.executable, "-m", "pumalib", "data", "prepare", "--benchmark", "folders"]
-    done = subprocess.run(
-        [*command, "--root", "photos"], capture_output=True, text=True, check=False
-    )
+    asked = ["data", "prepare", "--benchmark", "folders", "--root", "photos"]
+    text = f"import sys\nfrom pumalib.__main__ import main\nsys.exit(main({asked!r}))"
+    done = forks.run(text, home)
     assert done.returncode == 2
     said = done.stderr
     assert "links lead nowhere" in said and "1 images cannot be prepared" in said

@@ -1,10 +1,7 @@
 """The paper's datasets: miniatures in each original format, and the real annotation files."""
 
 import csv
-import os
 import shutil
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 
@@ -136,21 +133,6 @@ def test_changed_annotations_are_seen_by_the_same_process(tmp_path, monkeypatch)
     file = tmp_path / CUB / "classes.txt"
     file.write_text(file.read_text().replace("Fancy_Bird_1", "Plain_Bird_1"))
     assert data.load(settings).digest != before.digest
-
-
-BARE = """
-import sys
-from pumalib import data
-from pumalib.data import download, paper
-assert not {"scipy.io", "pooch"} & set(sys.modules), "imported too early"
-assert list(paper.all_datasets())[0] == "cub"
-assert "flower" in paper._package_file("flowers_classes.txt")
-"""
-
-
-def test_what_is_read_travels_with_the_package_and_nothing_is_read_at_import(tmp_path):
-    nowhere = os.environ | {"PUMALIB_ROOT": str(tmp_path), "PYTHONPATH": str(paths.ROOT)}
-    subprocess.run([sys.executable, "-c", BARE], cwd=tmp_path, env=nowhere, check=True)
 
 
 def test_the_other_form_of_cars(tmp_path):

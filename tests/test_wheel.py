@@ -1,5 +1,6 @@
 """The wheel: its library half works without the checkout, and writes nothing beside its own."""
 
+import json
 import os
 import re
 import shutil
@@ -45,6 +46,9 @@ def installed(tmp_path_factory):
     return home / "installed"
 
 
+# -I: neither the current folder nor PYTHONPATH counts.
+PYTHON = [sys.executable, "-I", "-S", "-c"]
+OTHERS = sysconfig.get_path("purelib")
 # -S: no .pth file is read, so that neither an editable installation nor a path of ours wins.
 START = """
 import sys
@@ -58,20 +62,19 @@ assert pumalib.__version__ == "0.1.0"
 
 
 @pytest.fixture
-def elsewhere(installed, tmp_path):
+def elsewhere(installed, in_a_fork, tmp_path):
     """Run a program by the wheel in the folder `tmp_path / "project"`, with a home of its own."""
     project = tmp_path / "project"
     project.mkdir()
     variables = {key: value for key, value in os.environ.items() if "PUMALIB" not in key}
     variables.pop("XDG_CACHE_HOME", None)
     variables["HOME"] = str(tmp_path / "home")
-    others = sysconfig.get_path("purelib")
 
-    def call(program):
-        start = START.format(installed=str(installed), others=others)
-        # -I: neither the current folder nor PYTHONPATH counts.
-        command = [sys.executable, "-I", "-S", "-c", start + program]
-        return run(command, cwd=project, env=variables)
+    def call(program, bare=False):
+        start = START.format(installed=str(installed), others=OTHERS)
+        if bare:
+            return in_a_fork(start + program, project, variables)
+        return run([*PYTHON, start + program], cwd=project, env=variables)
 
     call.project = project
     call.home = tmp_path / "home"
@@ -80,6 +83,7 @@ def elsewhere(installed, tmp_path):
 
 # As where only the dependencies of the library are installed, and no extra.
 BARE = """
+import sys
 from importlib.machinery import PathFinder
 
 EXTRAS = {
@@ -96,6 +100,54 @@ def found(name, path=None, target=None):
 
 PathFinder.find_spec = found
 """
+# Runs each program that it is told of in a fork, with what takes time imported, and none of ours.
+FORKS = """
+import json
+import os
+import runpy
+
+sys.path.append({others!r})
+import faiss, pandas, pydantic, scipy.stats, timm, torch, torch._dynamo, torchvision
+
+sys.path.pop()
+for line in sys.stdin:
+    asked = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        for number, file in enumerate(asked["said"], 1):
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.environ.clear()
+        os.environ.update(asked["variables"])
+        os.chdir(asked["folder"])
+        runpy.run_path(asked["program"], run_name="__main__")
+        sys.exit()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(status, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def in_a_fork(tmp_path_factory):
+    """Run a program as a process of its own without the extras, and return what it wrote."""
+    files = tmp_path_factory.mktemp("programs")
+    given = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": files}
+    command = [*PYTHON, BARE + FORKS.format(others=OTHERS)]
+    with subprocess.Popen(command, **given) as server:
+
+        def call(text, folder, variables):
+            program = files / "program.py"
+            program.write_text(text)
+            said = [files / "stdout", files / "stderr"]
+            asked = {"program": str(program), "said": [str(file) for file in said]}
+            asked |= {"folder": str(folder), "variables": variables}
+            print(json.dumps(asked), file=server.stdin, flush=True)
+            status = server.stdout.readline()
+            stdout, stderr = (file.read_text() for file in said)
+            assert status == "0\n", stdout + stderr
+            return stdout
+
+        yield call
+        server.stdin.close()
 
 
 EMBED = """
@@ -128,7 +180,7 @@ else:
 
 def test_a_model_is_in_the_box(installed, elsewhere):
     before = files(installed)
-    elsewhere(BARE + EMBED)
+    elsewhere(EMBED, bare=True)
     assert {name.split("/")[0] for name in files(elsewhere.project)} == {"pictures", "vectors.npz"}
     assert files(installed) == before
 
@@ -167,7 +219,7 @@ print(folder.relative_to(Path.cwd()).as_posix())
 
 def test_the_library_works_without_the_checkout_and_writes_only_its_own(installed, elsewhere):
     before = files(installed)
-    folder = elsewhere(BARE + TRAIN).splitlines()[-1]
+    folder = elsewhere(TRAIN, bare=True).splitlines()[-1]
     assert folder.startswith("results/own/runs/puma-curricularface-")
     made = files(elsewhere.project)
     assert {name.split("/")[0] for name in made} == {"images", "results"}
@@ -188,6 +240,9 @@ import pumalib.config, pumalib.embedder
 assert {"folders", "paper"} <= set(pumalib.list_benchmarks())
 assert "puma" in pumalib.list_methods() and "ms" in pumalib.list_losses()
 loss = pumalib.losses.make("contrastive", 3, 4)
+from pumalib.data import paper
+assert list(paper.all_datasets())[0] == "cub"
+assert "flower" in paper._package_file("flowers_classes.txt")
 """
 
 REFUSED = """
@@ -203,7 +258,7 @@ except ValueError as error:
 
 
 def test_every_module_is_imported_and_what_needs_the_checkout_says_so(elsewhere):
-    images, profile = elsewhere(BARE + IMPORT + REFUSED).splitlines()
+    images, profile = elsewhere(IMPORT + REFUSED, bare=True).splitlines()
     assert "need the checkout of pumalib; name it by PUMALIB_ROOT=" in images
     assert "no profile 'mini'; those of the study need its checkout: PUMALIB_ROOT=" in profile
     assert not list(elsewhere.project.iterdir())
@@ -223,7 +278,7 @@ assert main(["embed", "photos", "-o", "x.npz", "--model", "mini", "--scheduler",
 
 def test_every_command_of_the_page_runs_without_any_extra(elsewhere):
     page = paths.ROOT / "tests" / "own_images_page.py"
-    said = elsewhere(BARE + COMMANDS.format(page=str(page)))
+    said = elsewhere(COMMANDS.format(page=str(page)), bare=True)
     assert len(re.findall(r"^R@1: .*harmonic ", said, re.MULTILINE)) >= 3
 
 
