@@ -17,7 +17,7 @@ from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Route
 
 from puma_study.figures import COLOURS, save, use_style
-from puma_study.figures.row_styles import AMBER
+from puma_study.figures.row_styles import AMBER, BLACK
 
 WIDTH = 7.2
 HEIGHT = 7.9
@@ -45,7 +45,7 @@ POOL_STEP = 0.21
 # One marker and one colour per dataset of the paper, and the middle of the space they share
 DATASETS = "os^DvPXp"
 # Amber is too close to `TRAINED`.
-DATASET_COLOURS = [colour for colour in COLOURS if colour != AMBER]
+DATASET_COLOURS = [BLACK if colour == AMBER else colour for colour in COLOURS]
 SPACE = (0.87, 6.05)
 
 
@@ -224,7 +224,7 @@ def draw_datasets(axis: Axes) -> None:
 def draw_boxes(axis: Axes, boxes: Sequence[Box], face: str, edge: str, ink: str = INK) -> None:
     """Boxes of one colour, with their texts in `ink`."""
     corners = "round,pad=0,rounding_size=0.05"
-    font = {"size": 12, "ha": "center", "va": "center_baseline", "linespacing": 1.1}
+    font = {"size": 13, "ha": "center", "va": "center_baseline", "linespacing": 1.1}
     for box in boxes:
         corner = (box.x, box.y)
         shape = FancyBboxPatch(

@@ -276,7 +276,11 @@ class TestRowStyles:
     @pytest.mark.parametrize("colour", [figures.OURS.colour, figures.TRUE, figures.FALSE])
     def test_a_hue_with_a_meaning_means_nothing_else(self, colour):
         """No other colour is within 25 degrees of the hues of PUMA, of true, and of false."""
-        others = {one.colour for one in figures.ROW_STYLES.values() if one != figures.OURS}
+        others = set()
+        for name, style_of_name in figures.ROW_STYLES.items():
+            # PUMA of another dimension or backbone is PUMA.
+            if name != "PUMA" and not name.startswith("PUMA, "):
+                others.add(style_of_name.colour)
         others |= {
             *figures.COLOURS,
             row_styles.ABOVE,
@@ -297,7 +301,7 @@ class TestRowStyles:
     def test_a_name_without_a_line_is_drawn_by_its_name_alone(self):
         mine = figures.styles_of(["mine"])["mine"]
         # As on every machine and in every process
-        assert mine == RowStyle("#9c8ad2", "p")
+        assert mine == RowStyle("#9f5717", "P")
         assert figures.styles_of(["PUMA", "VPT", "mine", "other"])["mine"] == mine
         assert figures.styles_of(["other", "mine", "frozen"])["mine"] == mine
 
@@ -305,7 +309,7 @@ class TestRowStyles:
         names = [f"row {number}" for number in range(40)]
         found = figures.styles_of(["PUMA", *names, "VPT"])
         assert list(found) == ["PUMA", *names, "VPT"]
-        assert len({found[name].colour for name in names[:9]}) == 9
+        assert len({found[name].colour for name in names[:8]}) == 8
         assert len({found[name] for name in names}) == 40
         assert found["VPT"] == figures.ROW_STYLES[VPT]
 
@@ -392,8 +396,22 @@ class TestIntervals:
             pytest.approx([np.nan, 7], nan_ok=True),
             [8, 9],
         ]
-        assert [line.get_marker() for line in hollow] == [">", "*"]
+        assert [line.get_marker() for line in hollow] == [figures.ROW_STYLES[VPT].marker, "*"]
         assert list(hollow[0].get_xdata()) == bars(axis)[VPT]["x"]
+
+    def test_more_than_two_lines_have_error_bars_and_their_own_dashes(self):
+        rows = ["PUMA", "VPT", "frozen", "mine"]
+        (axis,) = figures.intervals(numbers(rows, ["1", "2"]), "R@1 (%)", joined=True).axes
+        assert set(bars(axis)) == {"PUMA", VPT, "Frozen backbone", "mine"}
+        assert [one for one in axis.collections if "FillBetween" in type(one).__name__] == []
+        # Beside each other, and the frozen backbone alone is dashed.
+        starts = {tuple(bar["x"]) for bar in bars(axis).values()}
+        assert len(starts) == 4
+        dashed = {}
+        for bar in axis.containers:
+            dashed[bar.get_label()] = bar.lines[0].get_linestyle() == "--"
+        # "mine" has VPT's colour.
+        assert dashed == {"PUMA": False, VPT: False, "Frozen backbone": True, "mine": True}
 
     def test_zero_is_a_line(self):
         table = numbers(["PUMA"], ["a"])
@@ -503,6 +521,20 @@ class TestAgainst:
         assert list(line.get_ydata()) == [7, 7]
         assert line.get_linestyle() == "--"
 
+    def test_panels_may_have_axes_of_their_own_and_stand_in_lines(self):
+        panels = {name: points(PUMA=1.0) for name in "abc"}
+        units = {"a": "points", "b": "ms", "c": "MiB"}
+        figure = figures.against(panels, units, units, columns=2)
+        drawn = [axis for axis in figure.axes if axis.axison]
+        assert [axis.get_ylabel() for axis in drawn] == ["points", "ms", "MiB"]
+        assert [axis.get_xlabel() for axis in drawn] == ["points", "ms", "MiB"]
+        places = [axis.get_subplotspec() for axis in drawn]
+        assert [(place.rowspan.start, place.colspan.start) for place in places] == [
+            (0, 0),
+            (0, 1),
+            (1, 0),
+        ]
+
     @pytest.mark.parametrize(
         ("log", "scales"),
         [("", ("linear", "linear")), ("x", ("log", "linear")), ("xy", ("log", "log"))],
@@ -571,6 +603,18 @@ class TestLabels:
         assert len(boxes) == 4
         for one, other in itertools.combinations(boxes, 2):
             assert not one.shrunk(0.9, 0.7).overlaps(other.shrunk(0.9, 0.7))
+
+    def test_names_without_room_are_a_legend(self):
+        near = {f"a long name of a row, number {number}": 1.0 for number in range(11)}
+        figure = figures.against({"": points(**near)}, "x", "y")
+        assert list(figure.axes[0].texts) == []
+        assert legend(figure) == list(near)
+
+    def test_a_line_that_ends_early_has_no_leader(self):
+        table = pd.concat([points(VPT=1.0), points(VPT=5.0), points(PUMA=1.0)])
+        figure = figures.against({"": table}, "x", "y", joined=True)
+        assert list(figure.axes[0].texts) == []
+        assert set(legend(figure)) == {VPT, "PUMA"}
 
     def test_the_name_of_a_level_gives_way_to_those_of_points(self):
         table = points(linear=1.0, full=100.0, frozen=np.nan)
@@ -672,6 +716,13 @@ def test_a_waffle_has_a_square_for_each_of_its_whole():
     }
     assert squares["sop 7"] == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [2, 0]]
     assert squares["dogs 2"] == [[3, 1], [3, 2]]
+
+
+def test_a_waffle_of_shares_says_how_many_there_are():
+    counts = pd.Series({"sop": 5994, "cub": 2997, "dogs": 999})
+    figure = figures.waffle(counts, "shares", 30, lines=3)
+    assert [len(dots.get_offsets()) for dots in figure.axes[0].collections] == [18, 9, 3]
+    assert legend(figure) == ["sop: 5,994 (60%)", "cub: 2,997 (30%)", "dogs: 999 (10%)"]
 
 
 class TestReadings:
@@ -783,26 +834,41 @@ class TestReadings:
 
     def test_claims_stand_by_their_reading_and_the_largest_first(self):
         left, axis = figures.readings(self.TABLE).axes
-        sentences = [" ".join(text.get_text().split()) for text in left.texts]
+        *sentences, heading = [" ".join(text.get_text().split()) for text in left.texts]
         assert sentences[::2] == [
             "true (5.4)",
-            "a time (5.5)",
             "no row ... and more (5.6)",
             "small (5.1)",
             "large (5.3)",
             f"{self.LONG} (5.2)",
+            # Without a scale in points, below a heading.
+            "a time (5.5)",
         ]
+        assert heading.startswith("Decided by measures")
         # No mark without a verdict and, where it is undecided, what it would take.
         assert sentences[1] == "Supported."
-        assert sentences[5] == "Undecided; it would take other rows. Two rows collapsed."
-        assert sentences[7] == "Undecided; it would take 9 seeds."
+        assert sentences[3] == "Undecided; it would take other rows. Two rows collapsed."
+        assert sentences[5] == "Undecided; it would take 9 seeds."
         printed_marks = [line for line in axis.lines if line.get_marker() == "D"]
         assert printed_marks[0].get_xdata().tolist() == [3.0, 9.0, 0.6, 2.0, 1.0]
+
+    def test_a_claim_of_either_way_has_the_size_of_its_difference_and_what_it_asks(self):
+        table = self.TABLE[self.TABLE["claim"] == "large"].assign(apart=1.0)
+        figure = figures.readings(table)
+        axis = figure.axes[1]
+        (drawn,) = bars(axis).values()
+        assert (drawn["x"], drawn["low"], drawn["high"]) == ([7.5], [6], [9])
+        (asked,) = [line for line in axis.lines if line.get_marker() == "|"]
+        assert asked.get_xdata().tolist() == [1]
+        # The number keeps its sign.
+        assert axis.texts[0].get_text() == "-7.5 [-9.0, -6.0]"
+        assert "the size asked for" in figure.get_suptitle()
 
     def test_each_has_its_numbers_and_its_reading(self):
         figure = figures.readings(self.TABLE)
         said = [" ".join(text.get_text().split()) for text in figure.axes[1].texts]
-        assert said[:4] == ["+3.0 [+2.0, +4.0]", "as printed", "+1.25 [+1.00, +1.50]", "as claimed"]
+        assert said[:2] == ["+3.0 [+2.0, +4.0]", "as printed"]
+        assert said[10:12] == ["+1.25 [+1.00, +1.50]", "as claimed"]
         assert figure.get_suptitle().startswith(
             "6 of 7 compared; of the other 1 not enough was run"
         )
@@ -810,8 +876,8 @@ class TestReadings:
     def test_measures_alone_have_no_scale_of_points(self):
         measures = self.TABLE[self.TABLE["claim"] == "a time"]
         axis = figures.readings(measures).axes[1]
-        assert ticks(axis) == []
-        assert "R@1" not in axis.get_xlabel()
+        assert not axis.axison
+        assert all("R@1" not in text.get_text() for text in axis.texts)
         assert axis.texts[0].get_text() == "+1.25 [+1.00, +1.50]"
 
     def test_every_reading_has_a_colour(self):
@@ -867,6 +933,11 @@ def test_an_embedding_map_shows_datasets_and_the_classes_of_one(benchmark):
     assert same_color(first.get_facecolor()[0], drawn["a"].colour)
     assert same_color(second.get_facecolor()[0], drawn["b"].colour)
     assert legend(figure) == ["a", "b"]
+    # Also in words, upon a point of each.
+    names = {text.get_text(): text.get_position() for text in left.texts}
+    assert list(names) == ["a", "b"]
+    assert list(names["a"]) in first.get_offsets().tolist()
+    assert list(names["b"]) in second.get_offsets().tolist()
 
     below, classes = right.collections
     assert len(below.get_offsets()) == 42
@@ -879,7 +950,7 @@ def test_a_name_with_an_underscore_stands_in_legends_and_keeps_its_look(benchmar
     table = points(**{f"_row {number}": float(number) for number in range(20)})
     names = [text.strip(figures.UNSEEN) for text in legend(figures.against({"": table}, "x", "y"))]
     assert names == list(table["row"])
-    squares = figures.waffle(pd.Series({"_hidden": 6.0, "b": 6.0}), "of what", 3)
+    squares = figures.waffle(pd.Series({"_hidden": 6.0, "b": 6.0}), "of what", lines=3)
     assert legend(squares) == [f"{figures.UNSEEN}_hidden 6", "b 6"]
     two = figures.intervals(numbers(["PUMA", "_mine"], ["a", "_hidden"]), "R@1 (%)")
     assert legend(two) == ["PUMA", f"{figures.UNSEEN}_mine"]
@@ -907,7 +978,12 @@ def test_a_field_has_its_arrows_dots_and_contour():
     figure = figures.field(panels, columns=3)
     assert [axis.get_title() for axis in figure.axes] == ["one", "two", ""]
     one = figure.axes[0]
-    assert one.get_xlim() == one.get_ylim() == figure.axes[1].get_xlim() == (-3, 3)
+    # All that is drawn has room: the dot at 4 is the farthest.
+    assert one.get_xlim() == one.get_ylim() == figure.axes[1].get_xlim()
+    assert one.get_xlim() == pytest.approx((-4.2, 4.2))
+    assert figure.legends == []
+    marked = figures.field({"two": panels["two"]}, meanings={"a step": {"marker": ">"}})
+    assert legend(marked) == ["a step"]
     contour, arrows, dots = one.collections
     assert contour.get_paths()[0].vertices[:, 0] == pytest.approx(0)
     assert arrows.XY.tolist() == [[1, 0], [0, -2]]
@@ -1025,11 +1101,27 @@ FIGURES = {
     "gains": lambda _: figures.gains(TestGains.DIFFERENCES),
     "heatmap": lambda _: figures.heatmap(TestHeatmap.TABLE, "what", "how much", ".1f"),
     "field": lambda _: figures.field({"a": {"at": [(1, 0)], "move": [(1, 1)], "colours": "k"}}),
+    "readings": lambda _: figures.readings(TestReadings.TABLE),
     "sheet": lambda benchmark: figures.contact_sheet(benchmark, 4),
     "map": lambda benchmark: figures.embedding_map(
         {"PUMA": benchmark.images.assign(x=np.arange(42.0), y=0.0)}, "a"
     ),
 }
+
+
+# GitHub shows a figure at most this wide, in pixels; files have 150 to an inch.
+SHOWN_WIDTH = 830
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_letters_are_at_least_nine_pixels_high_where_github_shows_them(name, benchmark):
+    figure = FIGURES[name](benchmark)
+    pixels = 150 * figure.get_figwidth()
+    scale = 150 / 72 * min(1, SHOWN_WIDTH / pixels)
+    texts = [text for text in figure.findobj(plt.Text) if text.get_text().strip()]
+    assert texts
+    too_small = {one.get_text() for one in texts if scale * one.get_fontsize() < 9}
+    assert too_small == set()
 
 
 class TestSaved:
@@ -1086,7 +1178,7 @@ class TestTheTrial:
         )
         figure = figures.tuning_curves(table, 0.5, 8)
         puma, full = [axis for axis in figure.axes if axis.axison]
-        assert puma.get_title() == "PUMA\nadapter_scale: 0.1, 1"
+        assert puma.get_title() == "PUMA\nadapter's scale\n0.1 (dots: 1)"
         assert puma.get_ylim() == full.get_ylim()
         drawn = [list(line.get_ydata()) for line in puma.lines]
         assert [60, 70] in [list(np.round(values, 9)) for values in drawn]
@@ -1112,5 +1204,5 @@ class TestTheTrial:
         assert bars(large)["mini"]["high"] == [6]
         for axis in others:
             assert ticks(axis) == ["1", "2", "4"]
-            assert [text.get_text() for text in axis.texts] == ["no runs"]
+            assert [text.get_text() for text in axis.texts] == ["none"]
             assert axis.get_ylim() == others[0].get_ylim()

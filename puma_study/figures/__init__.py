@@ -12,6 +12,7 @@ from .panels import (
     against,
     curves,
     gains,
+    gains_over_length,
     intervals,
     over_settings,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "embedding_map",
     "field",
     "gains",
+    "gains_over_length",
     "heatmap",
     "intervals",
     "over_settings",

@@ -7,12 +7,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from .row_styles import BLACK, BLUE, FALSE, GREY, OURS, TRUE
-from .style import PAGE_WIDTH, empty_panels, finish, styled
+from .row_styles import BLACK, BLUE, DARK_GREY, FALSE, GREY, INDIGO, OURS, TRUE
+from .style import PAGE_WIDTH, SMALL, empty_panels, finish, styled
 
-# Letters are still read where a phone shows a figure of this width.
-PHONE_WIDTH = 4.6
+# Letters of 8 points are 9 pixels high where a phone shows a figure of this width, in inches.
+PHONE_WIDTH = 4.4
 
 
 @styled
@@ -84,15 +85,19 @@ READINGS = {
     "larger than printed": TRUE,
     "as printed": TRUE,
     "as claimed": TRUE,
-    "smaller than printed": BLUE,
-    "too uncertain to say": GREY,
+    "smaller than printed": INDIGO,
+    "too uncertain to say": DARK_GREY,
     "no clear difference, printed effect excluded": BLACK,
     "opposite": FALSE,
 }
 # Characters in a line of a claim, of its reason, and of a reading.
 LETTERS = 62
-SMALL_LETTERS = 76
+SMALL_LETTERS = 66
 READING_LETTERS = 24
+# Inches: the height of a line of a claim and of its note, and the room between the two groups.
+LINE_HEIGHT = 0.155
+NOTE_HEIGHT = 0.145
+BETWEEN = 0.85
 # Distances in points from the panel to the two columns of text at its right.
 NUMBERS = 6
 READING = 120
@@ -102,59 +107,100 @@ READING = 120
 def readings(table: pd.DataFrame) -> Figure:
     """The claims that were compared, each with the difference that decides it and its reading.
 
-    `table` is that of `study.readings`.  Claims stand in the order of `READINGS`, within these the
-    largest difference first; a white diamond is what the paper prints.  Below a claim that is not
+    `table` is that of `study.readings`.  Claims decided by differences of R@1 come first, those by
+    measures below a heading and without a mark; within both in the order of `READINGS`, and within
+    these the largest difference first.  A white diamond is what the paper prints, a bar what a
+    claim asks of a difference either way (`apart`), whose size is drawn.  Below a claim that is not
     decided stands what would decide it, below one that was not wholly judged the reason.
     """
     table = table.assign(claim=_whole_claims(table["claim"]))
-    judged = _by_reading(table[table["reading"].isin(list(READINGS))])
+    judged = _by_reading(_sized(table[table["reading"].isin(list(READINGS))]))
+    is_drawn = judged["in_points"].to_numpy(bool)
     sentences = [_sentence(one) for one in judged.itertuples()]
     notes = [_note(one) for one in judged.itertuples()]
     heights = []
     for sentence, note, said in zip(sentences, notes, judged["reading"], strict=True):
-        at_left = 0.155 * _lines(sentence) + 0.125 * _lines(note)
-        at_right = 0.155 * _lines(_wrapped(said))
+        at_left = LINE_HEIGHT * _lines(sentence) + NOTE_HEIGHT * _lines(note)
+        at_right = LINE_HEIGHT * _lines(_wrapped(said))
         heights.append(0.14 + max(at_left, at_right))
-    figure, axes = empty_panels(1, 2, PAGE_WIDTH, 1.2 + sum(heights))
+    # Room for the scale of the claims above and for the heading of those below.
+    first = int(is_drawn.sum())
+    has_both = 0 < first < len(judged)
+    if has_both:
+        heights.insert(first, BETWEEN)
+
+    figure, axes = empty_panels(1, 2, PAGE_WIDTH, 1.0 + sum(heights))
     axes[0, 0].get_gridspec().set_width_ratios([1.45, 1])
     left, axis = axes[0]
-
-    tops = -np.cumsum([0, *heights])
-    middles = tops[:-1] - np.array(heights) / 2
-    for top, sentence, note in zip(tops, sentences, notes, strict=False):
+    edges = -np.cumsum([0, *heights])
+    tops = np.delete(edges[:-1], first) if has_both else edges[:-1]
+    bottoms = np.delete(edges[1:], first) if has_both else edges[1:]
+    middles = (tops + bottoms) / 2
+    for top, sentence, note in zip(tops, sentences, notes, strict=True):
         left.text(0, top - 0.07, sentence, va="top", fontsize=8, linespacing=1.2)
-        below = top - 0.07 - 0.155 * _lines(sentence)
-        left.text(0, below, note, va="top", fontsize=6.5, linespacing=1.2, color=GREY)
+        below = top - 0.07 - LINE_HEIGHT * _lines(sentence)
+        left.text(0, below, note, va="top", fontsize=SMALL, linespacing=1.2, color=DARK_GREY)
+
     for said, colour in READINGS.items():
         is_so = (judged["reading"] == said).to_numpy()
         _draw_effects(axis, judged[is_so], middles[is_so], colour)
     _draw_print(axis, judged, middles)
+    _draw_asked(axis, judged, middles)
     _write_readings(axis, judged, middles)
     axis.set(yticks=[])
-    in_points = judged[judged["in_points"].astype(bool)]
-    if len(in_points):
-        _scale_in_points(axis, in_points[["low", "high", "paper"]].stack())
-    else:
-        axis.set(xticks=[], xlabel="decided by measures, in units of their own: see the numbers")
+    axis.axis("off")
+    if first:
+        of_points = judged[is_drawn]
+        _scale_in_points(axis, of_points[["low", "high", "paper"]].stack(), bottoms[first - 1])
+    if has_both:
+        heading = "Decided by measures, in units of their own"
+        left.text(0, tops[first] + 0.06, heading, va="bottom", fontsize=9, weight="bold")
     for one in (left, axis):
-        one.set_ylim(tops[-1], 0)
-        one.hlines(tops[1:-1], 0, 1, transform=one.get_yaxis_transform(), color="#dddddd", lw=0.6)
+        one.set_ylim(edges[-1], 0)
+        one.hlines(bottoms[:-1], 0, 1, transform=one.get_yaxis_transform(), color="#dddddd", lw=0.6)
     left.set_xlim(0, 1)
     left.axis("off")
-    finish(figure, axes[:, 1:])
+    figure.suptitle(_title(table, judged))
+    return figure
+
+
+def _title(table: pd.DataFrame, judged: pd.DataFrame) -> str:
     others = len(table) - len(judged)
     title = f"{len(judged)} of {len(table)} compared; of the other {others} not enough was run"
     if judged["paper"].notna().any():
         title += "\nwhite diamonds: what the paper prints"
-    figure.suptitle(title)
-    return figure
+    if judged["apart"].notna().any():
+        title += (
+            "\nwhere either way counts: the size of the difference, and (bar) the size asked for"
+        )
+    return title
 
 
-def _scale_in_points(axis: Axes, values: pd.Series) -> None:
-    """Give a panel a line at 0 and a symmetric scale, wide enough for all values."""
-    axis.axvline(0, color=BLACK, linewidth=1, zorder=1)
+def _sized(table: pd.DataFrame) -> pd.DataFrame:
+    """`table` with the sizes of differences of which the claim asks a size, `apart`, either way."""
+    if "apart" not in table:
+        table = table.assign(apart=np.nan)
+    is_turned = table["apart"].notna() & (table["value"] < 0)
+    turned = -table[["value", "high", "low"]].set_axis(["value", "low", "high"], axis=1)
+    numbers = table[["value", "low", "high"]].mask(is_turned, turned)
+    return table.assign(**{name: numbers[name] for name in numbers})
+
+
+def _scale_in_points(axis: Axes, values: pd.Series, bottom: float) -> None:
+    """Give the claims down to height `bottom` a line at 0 and a scale, wide enough for all values.
+
+    The scale is drawn below these claims, because the panel goes on.
+    """
     reach = 1.1 * max(1.0, values.abs().max())
-    axis.set(xlim=(-reach, reach), xlabel="points of R@1 in the comparison that decides")
+    axis.set(xlim=(-reach, reach))
+    axis.plot([0, 0], [0, bottom], color=BLACK, linewidth=1, zorder=1)
+    axis.plot([-reach, reach], [bottom, bottom], color=GREY, linewidth=0.8, zorder=1)
+    for tick in MaxNLocator(5).tick_values(-reach, reach):
+        if abs(tick) < reach:
+            axis.plot([tick, tick], [0, bottom], color="#dddddd", linewidth=0.6, zorder=0)
+            axis.text(tick, bottom - 0.05, f"{tick:g}", va="top", ha="center", fontsize=8)
+    label = "points of R@1 in the comparison that decides"
+    axis.text(0, bottom - 0.22, label, va="top", ha="center", fontsize=8)
 
 
 def _whole_claims(claims_of_card: pd.Series) -> list[str]:
@@ -169,9 +215,11 @@ def _whole_claims(claims_of_card: pd.Series) -> list[str]:
 
 def _by_reading(table: pd.DataFrame) -> pd.DataFrame:
     """The claims in drawing order: by reading, then by the size of their difference."""
+    is_measure = ~table["in_points"].astype(bool)
     order = table["reading"].map(list(READINGS).index)
-    size = -table["value"].abs().where(table["in_points"].astype(bool), 0)
-    return table.assign(order=order, size=size).sort_values(["order", "size"], kind="stable")
+    size = -table["value"].abs().mask(is_measure, 0)
+    in_order = table.assign(is_measure=is_measure, order=order, size=size)
+    return in_order.sort_values(["is_measure", "order", "size"], kind="stable")
 
 
 def _sentence(one: Any) -> str:
@@ -214,6 +262,13 @@ def _draw_print(axis: Axes, table: pd.DataFrame, y: np.ndarray) -> None:
         axis.plot(
             table["paper"][is_printed], y[is_printed], "D", label="printed in the paper", **marks
         )
+
+
+def _draw_asked(axis: Axes, table: pd.DataFrame, y: np.ndarray) -> None:
+    """Draw the size that a claim asks of a difference, where it does."""
+    is_asked = (table["apart"].notna() & table["in_points"].astype(bool)).to_numpy()
+    marks: dict[str, Any] = {"color": BLACK, "markersize": 9, "zorder": 2}
+    axis.plot(table["apart"][is_asked], y[is_asked], "|", label="asked for", **marks)
 
 
 def _write_readings(axis: Axes, table: pd.DataFrame, middles: np.ndarray) -> None:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.patheffects import withStroke
 
 # Points, 72 to an inch.
 SIZE = 8
-LINE = 1.25 * SIZE
+LINE = 1.35 * SIZE
 # The mean width of a letter.
 LETTER = 0.55 * SIZE
 # The distance from a marker to its name.
@@ -20,12 +21,17 @@ THIN = 2.0
 
 @dataclass(frozen=True)
 class Name:
-    """A name, its colour, and the position of the point it names, in data coordinates."""
+    """A name, its colour, and the position of the point it names, in data coordinates.
+
+    `low` and `high` are the ends of the point's error bar.
+    """
 
     text: str
     colour: str
     x: float
     y: float
+    low: float = np.nan
+    high: float = np.nan
 
 
 def name_ends(axis: Axes, names: Sequence[Name]) -> None:
@@ -52,14 +58,29 @@ def name_ends(axis: Axes, names: Sequence[Name]) -> None:
                 "color": one.colour,
                 "linewidth": 0.6,
                 "alpha": 0.6,
+                # Towards the first letter: a leader to the middle would cross other names.
+                "relpos": (0, 0.5),
                 "shrinkA": 1,
                 "shrinkB": 3,
             },
         )
 
 
-def name_points(axis: Axes, names: Sequence[Name], levels: Sequence[Name] = ()) -> None:
-    """Write names next to points and along horizontal lines, without overlap where possible.
+@dataclass(frozen=True)
+class Place:
+    """Where a name goes: its offset in points from what it names, and the side of its text."""
+
+    name: Name
+    right: float
+    up: float
+    side: str
+    is_level: bool = False
+
+
+def places_of(
+    axis: Axes, names: Sequence[Name], levels: Sequence[Name] = ()
+) -> tuple[list[Place], list[Name]]:
+    """Places next to points and along horizontal lines, and the names that have no free one.
 
     Of `levels`, the horizontal lines, only y is used.  The panel's limits and scales must be final.
     """
@@ -69,36 +90,74 @@ def name_points(axis: Axes, names: Sequence[Name], levels: Sequence[Name] = ()) 
     left = axis.get_xlim()[0]
     heights = [_in_panel(axis, replace(one, x=left))[1] * height for one in levels]
     taken = [_box(x, y, 0.0, "center", NEAR) for x, y in points]
+    taken += [_bar(axis, one, width, height) for one in names if np.isfinite(one.low)]
     taken += [_box(0.0, y, width, "left", THIN) for y in heights]
 
+    found: list[Place] = []
+    left_out: list[Name] = []
     for one, (x, y) in zip(names, points, strict=True):
-        right, up = _free_place(one, x, y, taken, width)
+        offset = _free_place(one, x, y, taken, (width, height))
+        if offset is None:
+            left_out.append(one)
+            continue
+        right, up = offset
         side = "left" if right > 0 else "right"
         taken.append(_box(x + right, y + up, _length(one), side, LINE))
-        axis.annotate(
-            one.text,
-            (one.x, one.y),
-            (right, up),
-            textcoords="offset points",
-            color=_ink(one.colour),
-            fontsize=SIZE,
-            ha=side,
-            va="center",
-        )
+        found.append(Place(one, right, up, side))
 
     for one, y in zip(levels, heights, strict=True):
         right, up = _free_place_along(one, y, taken, width)
         taken.append(_box(right, y + up, _length(one), "left", LINE))
+        found.append(Place(one, right, up, "left", is_level=True))
+    return found, left_out
+
+
+def write_names(axis: Axes, places: Sequence[Place]) -> None:
+    """Write names at the places of `places_of`."""
+    for place in places:
+        one = place.name
+        at = (0.0, one.y) if place.is_level else (one.x, one.y)
         axis.annotate(
             one.text,
-            (0, one.y),
-            (right, up),
-            xycoords=axis.get_yaxis_transform(),
+            at,
+            (place.right, place.up),
+            xycoords=axis.get_yaxis_transform() if place.is_level else "data",
             textcoords="offset points",
             color=_ink(one.colour),
             fontsize=SIZE,
+            ha=place.side,
             va="center",
         )
+
+
+def name_points(axis: Axes, names: Sequence[Name], levels: Sequence[Name] = ()) -> None:
+    """Write the names of points and of levels that have a free place, and leave out the others."""
+    found, _ = places_of(axis, names, levels)
+    write_names(axis, found)
+
+
+def name_clusters(axis: Axes, names: Sequence[Name], clusters: Sequence[np.ndarray]) -> None:
+    """Write names onto clusters, each near the middle of its points (n, 2), without overlap.
+
+    Of `names` the text and the colour are used.  The panel's limits must be final.
+    """
+    width, height = _size(axis)
+    taken: list[Box] = []
+    for one, points in zip(names, clusters, strict=True):
+        from_middle = np.linalg.norm(points - np.median(points, axis=0), axis=1)
+        in_order = points[np.argsort(from_middle, kind="stable")]
+        boxes = []
+        for x, y in in_order:
+            across, along = _in_panel(axis, replace(one, x=x, y=y))
+            left = across * width - _length(one) / 2
+            boxes.append(_box(left, along * height, _length(one), "left", LINE))
+        free = [not any(_overlap(box, other) for other in taken) for box in boxes]
+        chosen = int(np.argmax(free))
+        taken.append(boxes[chosen])
+        text = axis.text(
+            *in_order[chosen], one.text, color=_ink(one.colour), size=SIZE, ha="center", va="center"
+        )
+        text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
 
 
 def _ink(colour: str) -> tuple[float, float, float]:
@@ -114,18 +173,31 @@ def _length(one: Name) -> float:
 Box = tuple[float, float, float, float]
 
 
+# Offsets of a name from its point, the nearest first: lines up or down.
+STEPS = (0.0, 1.0, -1.0, 2.0, -2.0)
+
+
 def _free_place(
-    one: Name, x: float, y: float, taken: Sequence[Box], width: float
-) -> tuple[float, float]:
-    """The offset of a name from its point: the nearest free place, else directly at the right."""
+    one: Name, x: float, y: float, taken: Sequence[Box], size: tuple[float, float]
+) -> tuple[float, float] | None:
+    """The offset of a name from its point to the nearest free place in the panel, if any."""
     long = _length(one)
-    for up in (0.0, LINE, -LINE, 2 * LINE, -2 * LINE, 3 * LINE, -3 * LINE):
+    width, height = size
+    for step in STEPS:
+        up = step * LINE
         for right, side in ((NEAR, "left"), (-NEAR, "right")):
             box = _box(x + right, y + up, long, side, LINE)
-            is_inside = box[0] >= 0 and box[1] <= width
+            is_inside = box[0] >= 0 and box[1] <= width and box[2] >= 0 and box[3] <= height
             if is_inside and not any(_overlap(box, other) for other in taken):
                 return right, up
-    return NEAR, 0.0
+    return None
+
+
+def _bar(axis: Axes, one: Name, width: float, height: float) -> Box:
+    """The box of a point's error bar."""
+    x, low = _in_panel(axis, replace(one, y=one.low))
+    _, high = _in_panel(axis, replace(one, y=one.high))
+    return x * width - THIN, x * width + THIN, low * height, high * height
 
 
 def _free_place_along(
@@ -193,8 +265,9 @@ def _in_panel(axis: Axes, one: Name) -> tuple[float, float]:
 
 
 def _size(axis: Axes) -> tuple[float, float]:
-    """Width and height of a panel in points, before the layout makes room for axis labels."""
+    """Width and height of a panel in points, with room made for titles and axis labels."""
     figure = axis.get_figure()
     assert figure is not None
+    figure.draw_without_rendering()
     box = axis.get_window_extent()
     return 72 * box.width / figure.dpi, 72 * box.height / figure.dpi

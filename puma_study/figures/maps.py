@@ -10,8 +10,10 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from .row_styles import GREY, shown, styles_of
+from .labels import Name, name_clusters
+from .row_styles import DARK_GREY, shown, styles_of
 from .style import PAGE_WIDTH, empty_panels, finish, styled
 
 # The number of hues for classes in an embedding map; more classes repeat them.
@@ -63,7 +65,7 @@ def heatmap(
         fmt=fmt,
         yticklabels=True,
         linewidths=0.4,
-        annot_kws={"size": 7},
+        annot_kws={"size": 8},
         cbar_kws=bar,
         **scale,
     )
@@ -78,12 +80,16 @@ def heatmap(
 
 
 @styled
-def waffle(counts: pd.Series, title: str, lines: int = 12) -> Figure:
+def waffle(counts: pd.Series, title: str, total: int | None = None, lines: int = 12) -> Figure:
     """A waffle chart, filled column by column: each name has its number in `counts` of squares.
 
-    The sum of `counts` must be a multiple of `lines`; single numbers may be fractions.
+    With `total` its share of so many squares, and the legend has the number and the share.  The
+    sum of the squares must be a multiple of `lines`; single numbers may be fractions.
     """
-    ends = counts.cumsum().round().astype(int)
+    in_squares = counts
+    if total is not None:
+        in_squares = total * counts / counts.sum()
+    ends = in_squares.cumsum().round().astype(int)
     squares = ends.diff().fillna(ends.iloc[0]).astype(int)
     styles = styles_of(counts.index)
     places = np.arange(ends.iloc[-1])
@@ -99,6 +105,8 @@ def waffle(counts: pd.Series, title: str, lines: int = 12) -> Figure:
     for name, end in ends.items():
         mine = slice(end - squares[name], end)
         label = f"{shown(name)} {squares[name]}"
+        if total is not None:
+            label = f"{shown(name)}: {counts[name]:,} ({counts[name] / counts.sum():.0%})"
         axis.scatter(
             across[mine], down[mine], s=area, marker="s", color=styles[name].colour, label=label
         )
@@ -118,6 +126,7 @@ def embedding_map(maps: Mapping[str, pd.DataFrame], of: str) -> Figure:
         size = _point_size(points)
         _draw_datasets(left, points, size)
         left.set(xticks=[], yticks=[], title=f"{shown(title)}, by dataset")
+        _name_datasets(left, points)
         classes = _draw_classes(right, points, of, size)
         right.set(xticks=[], yticks=[], title=f"{shown(of)} by class ({classes:,}; hues repeat)")
     # Points in the legend have one size, independent of that in the maps.
@@ -135,6 +144,17 @@ def _draw_datasets(axis: Axes, points: pd.DataFrame, size: float) -> None:
         axis.scatter(
             "x", "y", data=mine, color=style.colour, label=shown(name), s=size, linewidths=0
         )
+
+
+def _name_datasets(axis: Axes, points: pd.DataFrame) -> None:
+    """Write each dataset's name onto its images: colour alone would carry it otherwise."""
+    names = []
+    clusters = []
+    for name, style in styles_of(points["dataset"]).items():
+        mine = points.loc[points["dataset"] == name, ["x", "y"]]
+        names.append(Name(shown(name), style.colour, np.nan, np.nan))
+        clusters.append(mine.to_numpy(float))
+    name_clusters(axis, names, clusters)
 
 
 def _draw_classes(axis: Axes, points: pd.DataFrame, dataset: str, size: float) -> int:
@@ -161,27 +181,42 @@ def _class_colours() -> list[tuple[float, float, float]]:
 
 
 @styled
-def field(panels: Mapping[str, Mapping[str, Any]], columns: int = 4) -> Figure:
+def field(
+    panels: Mapping[str, Mapping[str, Any]],
+    columns: int = 4,
+    meanings: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Figure:
     """Vector fields in the plane, a panel per title.
 
     A panel has `at` (n, 2), the starts of arrows, `move` (n, 2), their vectors, and `colours`, n or
     one; optionally `dots`, [(points (m, 2), colour, size, marker)], and `line`, (X, Y, Z), whose
-    contour Z = 0 is drawn.
+    contour Z = 0 is drawn.  `meanings`, by text, are settings of `Line2D` for the legend.
     """
     rows = -(-len(panels) // columns)
-    figure, axes = empty_panels(rows, columns, PAGE_WIDTH, PAGE_WIDTH / columns, extra=0.3)
-    farthest = max(np.abs(np.asarray(panel["at"])).max() for panel in panels.values())
-    limits = np.array([-1.5, 1.5]) * farthest
+    figure, axes = empty_panels(rows, columns, PAGE_WIDTH, PAGE_WIDTH / columns, extra=0.5)
+    farthest = 1.05 * max(_reach(panel) for panel in panels.values())
+    limits = (-farthest, farthest)
     for axis, (title, panel) in zip(axes.flat, panels.items(), strict=False):
         _draw_field(axis, panel)
         axis.set(xlim=limits, ylim=limits, aspect="equal", title=title)
         axis.axis("off")
+    handles = [Line2D([], [], label=text, **look) for text, look in (meanings or {}).items()]
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return finish(figure, axes)
+
+
+def _reach(panel: Mapping[str, Any]) -> float:
+    """How far from the origin something of a panel lies, across or along."""
+    starts = np.asarray(panel["at"])
+    ends = starts + np.asarray(panel["move"])
+    places = [starts, ends, *(np.asarray(points) for points, *_ in panel.get("dots", ()))]
+    return max(np.abs(part).max(initial=0) for part in places)
 
 
 def _draw_field(axis: Axes, panel: Mapping[str, Any]) -> None:
     if "line" in panel:
-        axis.contour(*panel["line"], [0], colors=GREY)
+        axis.contour(*panel["line"], [0], colors=DARK_GREY)
     x, y = np.transpose(panel["at"])
     right, up = np.transpose(panel["move"])
     axis.quiver(

@@ -11,15 +11,31 @@ from matplotlib.figure import Figure
 from pumalib.data import check_known
 from pumalib.evaluation import OVERALL
 
-from .labels import Name, name_ends, name_points
-from .row_styles import ABOVE, BELOW, BLACK, GREY, RowStyle, shown, styles_of
+from .labels import Name, name_ends, places_of, write_names
+from .row_styles import (
+    ABOVE,
+    BELOW,
+    BLACK,
+    DARK_GREY,
+    GREY,
+    LEVEL,
+    MEAN,
+    RowStyle,
+    dashes_of,
+    shown,
+    styles_of,
+)
 from .style import PAGE_WIDTH, empty_panels, finish, one_scale, styled, write_plain_numbers
 
 # The markers of PUMA and of the frozen backbone: larger, and drawn over all others.
-PROMINENT = ("*", "_")
+PROMINENT = ("*", LEVEL)
 # Up to these numbers lines and points are labelled directly; more get a legend.
 LINES_NAMED = 7
 POINTS_NAMED = 12
+# Lines in more panels get a legend: names at the last one would be far from the first.
+PANELS_NAMED = 2
+# Up to this number of lines bands do not hide each other; more get error bars.
+BANDS = 2
 
 
 @styled
@@ -32,7 +48,9 @@ def intervals(
     zero: bool = False,
     xlabel: str = "",
 ) -> Figure:
-    """Numbers with intervals over named places: side by side, or `joined` by a line with a band.
+    """Numbers with intervals over named places: side by side, or `joined` by lines.
+
+    One or two lines of a panel have bands, more have error bars beside each other.
 
     `table` has the columns place, row, value, low and high, and optionally panel (then `ylabel` may
     be a dict by panel) and printed, the paper's number, drawn hollow.  `zero` draws a line at 0.
@@ -45,7 +63,7 @@ def intervals(
     panels = table.groupby("panel", sort=False)
     styles = styles_of(table["row"])
 
-    columns = min(4, len(panels))
+    columns = _columns(len(panels))
     rows = -(-len(panels) // columns)
     fills_page = columns > 1 or table["place"].nunique() > 4
     width = 5.5
@@ -58,7 +76,7 @@ def intervals(
     drawn = {}
     for axis, (panel, part) in zip(axes.flat, panels, strict=False):
         places = _places(part)
-        _draw_rows(axis, part, places, styles, joined)
+        _draw_rows(axis, part, places, styles, joined=joined)
         _shade_overall(axis, places)
         if zero:
             axis.axhline(0, color=GREY, linewidth=1)
@@ -73,21 +91,34 @@ def intervals(
     return finish(figure, axes, title, named=not named)
 
 
+def _columns(panels: int) -> int:
+    """Panels in a line: at most four, and no gap in the last line where three or two leave none."""
+    fitting = [count for count in (4, 3, 2) if panels % count == 0]
+    if panels <= 4 or not fitting:
+        return min(4, panels)
+    return fitting[0]
+
+
 def _name_lines(drawn: Mapping[Axes, pd.DataFrame], styles: Mapping[str, RowStyle]) -> bool:
     """Label the ends of the lines in the last panel, if it has all rows and they are few.
 
-    `drawn` has each panel's table with the columns row, x and value.  Returns whether it did.
+    `drawn` has each panel's table with the columns row, x and value.  Returns whether it did: not
+    for more than `PANELS_NAMED` panels, nor where a line ends before the panel does, because its
+    leader would look like data.
     """
-    if not drawn:
+    if not 1 <= len(drawn) <= PANELS_NAMED:
         return False
     axis, table = list(drawn.items())[-1]
     if set(table["row"]) != set(styles) or not 1 < len(styles) <= LINES_NAMED:
         return False
+    farthest = table["x"].max()
     right = axis.get_xlim()[1]
     names = []
     for row, part in table.groupby("row", sort=False):
         # A line without an x goes through the whole panel.
         last = part.fillna({"x": right}).sort_values("x").iloc[-1]
+        if last["x"] < farthest:
+            return False
         names.append(Name(str(row), styles[str(row)].colour, last["x"], last["value"]))
     name_ends(axis, names)
     return True
@@ -102,21 +133,25 @@ def _places(part: pd.DataFrame) -> list:
 
 
 def _draw_rows(
-    axis: Axes, part: pd.DataFrame, places: list, styles: Mapping[str, RowStyle], joined: bool
+    axis: Axes, part: pd.DataFrame, places: list, styles: Mapping[str, RowStyle], *, joined: bool
 ) -> None:
     """Draw the rows of a panel, side by side where several have a number at one place."""
     rows = list(part["row"].unique())
+    dashes = dashes_of(styles)
+    has_bands = joined and len(rows) <= BANDS
     distance = 0.0
-    if not joined and part["place"].duplicated().any():
-        distance = 0.8 / len(rows)
+    if part["place"].duplicated().any() and not has_bands:
+        distance = (0.3 if joined else 0.8) / len(rows)
 
     for number, row in enumerate(rows):
         mine = part[part["row"] == row]
         shift = distance * (number - (len(rows) - 1) / 2)
         x = mine["place"].map(places.index) + shift
         # A band of one point has no width.
-        if joined and len(mine) > 1:
-            _draw_line(axis, x, mine, row, styles[row])
+        if has_bands and len(mine) > 1:
+            _draw_line(axis, x, mine, row, styles[row], dashes=dashes[row])
+        elif joined:
+            _draw_dots(axis, x, mine, row, styles[row], dashes=dashes[row])
         else:
             _draw_dots(axis, x, mine, row, styles[row])
         if "printed" in mine:
@@ -165,30 +200,37 @@ def curves(
 @styled
 def against(
     panels: Mapping[str, pd.DataFrame],
-    xlabel: str,
-    ylabel: str,
+    xlabel: str | Mapping[str, str],
+    ylabel: str | Mapping[str, str],
     log: str = "",
     *,
     joined: bool = False,
     zero: bool = False,
+    columns: int | None = None,
 ) -> Figure:
     """Values over numbers, a panel per table with the columns row, x, value, low and high.
 
     Rows are points with intervals, or lines if `joined`, with a band if there are low and high.  A
-    row without an x is a horizontal line.  `log` names the logarithmic axes: "", "x" or "xy".
-    `zero` draws a line at 0.  Few lines or points are labelled by their row, or points by a column
-    `point_label`; many get a legend.  Panels called unified and harmonic share one scale.
+    row without an x is a horizontal line.  `xlabel` and `ylabel` may be dicts by panel.  `log`
+    names the logarithmic axes: "", "x" or "xy".  `zero` draws a line at 0.  Few lines or points are
+    labelled by their row if there is room, or points by a column `point_label`; else there is a
+    legend.  Panels called unified and harmonic share one scale.  `columns` is the number of panels
+    in a line, all if None.
     """
     panels = {title: one.assign(row=one["row"].map(shown)) for title, one in panels.items()}
     styles = styles_of([row for table in panels.values() for row in table["row"]])
     width = PAGE_WIDTH if len(panels) > 1 else 7
-    figure, axes = empty_panels(1, len(panels), width, 4)
-    drawn = dict(zip(axes.flat, panels.values(), strict=True))
-    for axis, (title, table) in zip(axes.flat, panels.items(), strict=True):
+    columns = columns or len(panels)
+    lines = -(-len(panels) // columns)
+    figure, axes = empty_panels(lines, columns, width, 4 if lines == 1 else 3)
+    drawn = dict(zip(axes.flat, panels.values(), strict=False))
+    for axis, (title, table) in zip(axes.flat, panels.items(), strict=False):
         _draw_over_numbers(axis, table, styles, joined)
         if zero:
             axis.axhline(0, color=GREY, linewidth=1)
-        axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
+        across = xlabel if isinstance(xlabel, str) else xlabel[title]
+        along = ylabel if isinstance(ylabel, str) else ylabel[title]
+        axis.set(xlabel=across, ylabel=along, title=title)
         if "x" in log:
             axis.set_xscale("log")
             write_plain_numbers(axis.xaxis)
@@ -208,13 +250,14 @@ def _draw_over_numbers(
     axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyle], joined: bool
 ) -> None:
     """Draw the rows of a panel of `against`; a row without an x is a horizontal line."""
+    dashes = dashes_of(styles)
     for row, part in table.groupby("row", sort=False):
         if part["x"].isna().any():
             level = part["value"].item()
             colour = styles[row].colour
-            axis.axhline(level, color=colour, linestyle="--", linewidth=1, label=row)
+            axis.axhline(level, color=colour, linestyle=dashes[row], linewidth=1.2, label=row)
         elif joined:
-            _draw_line(axis, part["x"], part, row, styles[row])
+            _draw_line(axis, part["x"], part, row, styles[row], dashes=dashes[row])
         else:
             _draw_dots(axis, part["x"], part, row, styles[row])
 
@@ -230,7 +273,7 @@ def over_settings(
     """
     panels = {title: one.assign(row=one["row"].map(shown)) for title, one in panels.items()}
     styles = styles_of([row for table in panels.values() for row in table["row"]])
-    columns = min(4, len(panels))
+    columns = _columns(len(panels))
     lines = -(-len(panels) // columns)
     figure, axes = empty_panels(lines, columns, PAGE_WIDTH, 2.3, extra=0.5)
     drawn = axes.flat[: len(panels)]
@@ -253,7 +296,8 @@ def over_settings(
 def _name_each_point(drawn: Mapping[Axes, pd.DataFrame], styles: Mapping[str, RowStyle]) -> bool:
     """Label points by a column `point_label`, or by their rows if these are few with a point each.
 
-    Returns whether the labels are the rows' names, so that no legend is needed.
+    Rows' names are written if all have room, `point_label` where there is room.  Returns whether
+    the labels are the rows' names, so that no legend is needed.
     """
     tables = list(drawn.values())
     is_labelled = any("point_label" in table for table in tables)
@@ -261,15 +305,21 @@ def _name_each_point(drawn: Mapping[Axes, pd.DataFrame], styles: Mapping[str, Ro
     is_single = all(table["row"].is_unique for table in tables)
     if not is_labelled and not (is_few and is_single and len(styles) > 1):
         return False
+    found = {}
     for axis, table in drawn.items():
         names: list[Name] = []
         levels: list[Name] = []
         for one in table.itertuples():
-            text = one.point_label if is_labelled else one.row
-            name = Name(str(text), styles[one.row].colour, one.x, one.value)
+            text = str(one.point_label if is_labelled else one.row)
+            name = Name(text, styles[one.row].colour, one.x, one.value, one.low, one.high)
             kind = levels if np.isnan(one.x) else names
-            kind.append(name)
-        name_points(axis, names, levels)
+            if text:
+                kind.append(name)
+        found[axis], left_out = places_of(axis, names, levels)
+        if left_out and not is_labelled:
+            return False
+    for axis, places in found.items():
+        write_names(axis, places)
     return not is_labelled
 
 
@@ -313,6 +363,65 @@ def gains(differences: pd.DataFrame, title: str = "") -> Figure:
         drawn.append(axis)
     one_scale(drawn, "x")
     return finish(figure, axes, title)
+
+
+@styled
+def gains_over_length(table: pd.DataFrame, ours: str, without: str) -> Figure:
+    """`ours` minus each rival over the length of training: of all datasets, and without one.
+
+    `table` has the columns rival, epochs, is_without, points, low and high; a rival has a line for
+    each of the two, where it has numbers.  `without` is the name of the dataset left out.
+    """
+    table = table.assign(rival=table["rival"].map(shown))
+    styles = styles_of(table["rival"])
+    lengths = sorted(table["epochs"].unique())
+    kinds = list(table.groupby(["rival", "is_without"], sort=False))
+    figure, axes = empty_panels(1, 1, 7, 4.5)
+    axis = axes[0, 0]
+    distance = min(0.12, 0.6 / len(kinds))
+    for number, ((rival, is_without), part) in enumerate(kinds):
+        style = styles[rival]
+        part = part.sort_values("epochs")
+        shift = distance * (number - (len(kinds) - 1) / 2)
+        x = part["epochs"].map(lengths.index) + shift
+        spread = np.stack([part["points"] - part["low"], part["high"] - part["points"]])
+        axis.errorbar(
+            x,
+            part["points"],
+            spread,
+            color=style.colour,
+            marker=style.marker,
+            markersize=7,
+            markerfacecolor="white" if is_without else style.colour,
+            linestyle=":" if is_without else "-",
+            label=f"{rival}, without {shown(without)}" if is_without else rival,
+        )
+    axis.axhline(0, color=BLACK, linewidth=1)
+    axis.set_xticks(range(len(lengths)), [f"{epochs:g}" for epochs in lengths])
+    axis.set(xlim=(-0.5, len(lengths) - 0.5), xlabel="epochs of training")
+    axis.set_ylabel(f"{shown(ours)} minus rival, harmonic R@1 (points)")
+    axis.grid(axis="x", visible=False)
+    _name_halves(axis, ours)
+    return finish(figure, axes, f"{shown(ours)} minus each rival over the length of training")
+
+
+def _name_halves(axis: Axes, ours: str) -> None:
+    """Write who is higher above and below zero, both of which the scale shows."""
+    low, high = axis.get_ylim()
+    room = 0.15 * (high - low)
+    axis.set_ylim(min(low, -room), max(high, room))
+    texts = [(f"{shown(ours)} higher", 1.0, "top"), ("rival higher", 0.0, "bottom")]
+    for text, y, side in texts:
+        axis.annotate(
+            text,
+            (0, y),
+            (4, -3 if side == "top" else 3),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            va=side,
+            weight="bold",
+            color=DARK_GREY,
+        )
 
 
 # A heading alone, or below it the name of a difference
@@ -417,21 +526,35 @@ def _settings_of(style: RowStyle, label: str) -> dict[str, Any]:
     if style.marker in PROMINENT:
         settings["markersize"] = 9
         settings["zorder"] = 3
+    if style.marker == MEAN:
+        settings["linewidth"] = 3.5
+        settings["zorder"] = 1
     return settings
 
 
-def _draw_line(axis: Axes, x: pd.Series, rows: pd.DataFrame, label: str, style: RowStyle) -> None:
+def _draw_line(
+    axis: Axes, x: pd.Series, rows: pd.DataFrame, label: str, style: RowStyle, *, dashes: Any
+) -> None:
     """Draw the values of `rows` over `x` as a line with about eight markers, and their band."""
     every = -(-len(rows) // 8)
-    axis.plot(x, rows["value"], marker=style.marker, markevery=every, **_settings_of(style, label))
+    settings = {**_settings_of(style, label), "linestyle": dashes}
+    axis.plot(x, rows["value"], marker=style.marker, markevery=every, **settings)
     if "low" in rows:
         low = rows["low"]
         high = rows["high"]
         axis.fill_between(x, low, high, color=style.colour, alpha=0.15, linewidth=0)
 
 
-def _draw_dots(axis: Axes, x: pd.Series, rows: pd.DataFrame, label: str, style: RowStyle) -> None:
-    """Draw the values of `rows` at `x` as markers with error bars."""
+def _draw_dots(
+    axis: Axes,
+    x: pd.Series,
+    rows: pd.DataFrame,
+    label: str,
+    style: RowStyle,
+    *,
+    dashes: Any = "none",
+) -> None:
+    """Draw the values of `rows` at `x` as markers with error bars, joined by a line of `dashes`."""
     below = rows["value"] - rows["low"]
     above = rows["high"] - rows["value"]
     spread = np.stack([below, above]).astype(float).clip(0)
@@ -439,7 +562,8 @@ def _draw_dots(axis: Axes, x: pd.Series, rows: pd.DataFrame, label: str, style: 
         x,
         rows["value"],
         spread,
-        fmt=style.marker,
+        marker=style.marker,
+        linestyle=dashes,
         elinewidth=1.2,
         ecolor=(style.colour, 0.6),
         **_settings_of(style, label),

@@ -16,7 +16,7 @@ from pumalib.data import Benchmark
 from pumalib.data.images import decode
 
 from .row_styles import BLACK, FALSE, TRUE, shown
-from .style import PAGE_WIDTH, empty_panels, styled
+from .style import PAGE_WIDTH, SMALL, empty_panels, styled
 
 # The side of a picture in pixels.
 SIDE = 96
@@ -25,7 +25,7 @@ SIDE = 96
 PICTURE_WIDTH = 1.1
 TEXT_WIDTH = 1.8
 GAP = 0.2
-TEXT_LINE = 0.2
+TEXT_LINE = 0.22
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _top_edges(lines: Sequence[Sequence[Cell]]) -> np.ndarray:
 
 def _draw_picture(axis: Axes, cell: Picture, left: float, top: float) -> None:
     axis.imshow(_square(cell.image), extent=(left, left + 1, top + 1, top))
-    axis.text(left + 0.5, top + 1.04, cell.text, ha="center", va="top", fontsize=6.5)
+    axis.text(left + 0.5, top + 1.04, cell.text, ha="center", va="top", fontsize=SMALL)
     frame = Rectangle((left, top), 1, 1, fill=False, edgecolor=cell.frame, linewidth=2.5)
     if cell.dashed:
         frame.set_linestyle((0, (2, 1)))

@@ -11,26 +11,25 @@ vermilion is false.
 
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pumalib.config import METHODS
 
-# Distinct for a colour-blind reader, and none of them green, vermilion or PUMA's.
-BLUE = "#0173b2"
-AMBER = "#de8f05"
-INDIGO = "#5e4fa2"
-LILAC = "#9c8ad2"
-BROWN = "#8c510a"
-TAN = "#ca9161"
-SLATE = "#708090"
-YELLOW = "#c9b400"
-SKY = "#56b4e9"
+# Apart for a colour-blind reader (tests/test_colours.py), and none green, vermilion or PUMA's.
+BLUE = "#0e6bae"
+AMBER = "#ff9619"
+INDIGO = "#2919bb"
+LILAC = "#b167ff"
+BROWN = "#9f5717"
+TAN = "#d4a777"
+SLATE = "#898ead"
+SKY = "#4ec1ff"
 BLACK = "#222222"
 DARK_GREY = "#555555"
 
 # For names that have no line in `ROW_STYLES`.
-COLOURS = [BLUE, AMBER, INDIGO, BROWN, LILAC, TAN, SLATE, YELLOW, SKY]
+COLOURS = [BLUE, AMBER, INDIGO, BROWN, LILAC, TAN, SLATE, SKY]
 MARKERS = ["X", "P", "d", "p", "h"]
 
 # True, false, and neither.
@@ -51,6 +50,10 @@ class RowStyle(NamedTuple):
 
 
 OURS = RowStyle("#c8106e", "*")
+# The marker of a level that the others start from or should reach.
+LEVEL = "_"
+# The marker of a mean of other rows, a wide line below theirs.
+MEAN = "."
 
 
 # ---- names
@@ -191,28 +194,28 @@ def shown(name: object) -> str:
 # By shown name.
 ROW_STYLES: dict[str, RowStyle] = {
     # The level that the others start from: a dash
-    "Frozen backbone": RowStyle(DARK_GREY, "_"),
+    "Frozen backbone": RowStyle(DARK_GREY, LEVEL),
     # The level that they should reach
-    "target": RowStyle(DARK_GREY, "_"),
+    "target": RowStyle(DARK_GREY, LEVEL),
     "Full fine-tuning": RowStyle(BLACK, "s"),
-    "Full fine-tuning, 512": RowStyle(BLUE, "X"),
+    "Full fine-tuning, 512": RowStyle(BLACK, "D"),
     "PUMA": OURS,
-    "PUMA, 512": RowStyle(AMBER, "P"),
-    "PUMA, first half": RowStyle(INDIGO, "d"),
+    "PUMA, 512": RowStyle(OURS.colour, "P"),
+    "PUMA, first half": RowStyle(OURS.colour, "d"),
     # Methods
     "Linear embedding": RowStyle(INDIGO, "v"),
-    "MLP-3": RowStyle(LILAC, "<"),
+    "MLP-3": RowStyle(LILAC, "8"),
     "Visual prompt (VPT)": RowStyle(BROWN, ">"),
     "Visual prompts, deep": RowStyle(TAN, "D"),
     "Prompt pool": RowStyle(TAN, "^"),
-    "LoRA": RowStyle(SLATE, "^"),
-    "Stochastic LoRA": RowStyle(YELLOW, "v"),
+    "LoRA": RowStyle(SLATE, "D"),
+    "Stochastic LoRA": RowStyle(SLATE, "v"),
     "AdaptFormer": RowStyle(SKY, "<"),
     "Adapter, static": RowStyle(BLUE, ">"),
     "Adapter, stochastic": RowStyle(AMBER, "D"),
     "VPT + static adapter": RowStyle(LILAC, "v"),
     "PUMA + LoRA": RowStyle(TAN, ">"),
-    "PUMA + stochastic LoRA": RowStyle(SLATE, "D"),
+    "PUMA + stochastic LoRA": RowStyle(SLATE, "^"),
     # Full fine-tuning, a model for each dataset (Table 2)
     "Triplet, a model per dataset": RowStyle(BLUE, "o"),
     "Margin, a model per dataset": RowStyle(AMBER, "o"),
@@ -221,7 +224,7 @@ ROW_STYLES: dict[str, RowStyle] = {
     "Hyp, a model per dataset": RowStyle(BROWN, "o"),
     "SoftTriple, a model per dataset": RowStyle(TAN, "o"),
     "CosFace, a model per dataset": RowStyle(SLATE, "o"),
-    "ArcFace, a model per dataset": RowStyle(YELLOW, "o"),
+    "ArcFace, a model per dataset": RowStyle(BLUE, "D"),
     "Full, a model per dataset": RowStyle(SKY, "o"),
     # Full fine-tuning, one model for all datasets (Table 2)
     "Full, triplet": RowStyle(BLUE, "s"),
@@ -231,34 +234,37 @@ ROW_STYLES: dict[str, RowStyle] = {
     "Full, Hyp": RowStyle(BROWN, "s"),
     "Full, SoftTriple": RowStyle(TAN, "s"),
     "Full, CosFace": RowStyle(SLATE, "s"),
-    "Full, ArcFace": RowStyle(YELLOW, "s"),
+    "Full, ArcFace": RowStyle(BLUE, "^"),
     # Kinds of models (Table 10)
     "A model per dataset": RowStyle(BLUE, "X"),
     "One model for all": RowStyle(AMBER, "P"),
     "Best CNN": RowStyle(INDIGO, "d"),
     # Losses: any method with one of the paper (Tables 5 and 8), and the others of pumalib.losses
-    "Triplet": RowStyle(BLUE, "8"),
-    "Margin": RowStyle(AMBER, "8"),
-    "Multi-similarity": RowStyle(INDIGO, "8"),
-    "Proxy-Anchor": RowStyle(LILAC, "8"),
-    "Hyp": RowStyle(BROWN, "8"),
-    "SoftTriple": RowStyle(TAN, "8"),
-    "CosFace": RowStyle(SLATE, "8"),
-    "ArcFace": RowStyle(YELLOW, "8"),
-    "CurricularFace": RowStyle(SKY, "8"),
+    "Triplet": RowStyle(BLUE, "o"),
+    "Margin": RowStyle(AMBER, "^"),
+    "Multi-similarity": RowStyle(INDIGO, "s"),
+    "Proxy-Anchor": RowStyle(LILAC, "D"),
+    "Hyp": RowStyle(BROWN, "v"),
+    "SoftTriple": RowStyle(TAN, "v"),
+    "CosFace": RowStyle(SLATE, "<"),
+    "ArcFace": RowStyle(BLUE, ">"),
+    "CurricularFace": RowStyle(SKY, "o"),
     "SupCon": RowStyle(BLUE, "X"),
     "ProxyNCA++": RowStyle(AMBER, "P"),
     "Triplet + XBM": RowStyle(BLUE, "X"),
     "Multi-similarity + XBM": RowStyle(INDIGO, "P"),
     "Triplets, plain": RowStyle(SKY, "h"),
-    "Triplet, random": RowStyle(BLUE, "X"),
-    "Triplet, all": RowStyle(AMBER, "P"),
+    "Triplet, random": RowStyle(BLUE, "p"),
+    "Triplet, all": RowStyle(AMBER, "D"),
     "Triplet, semi-hard": RowStyle(BLACK, "d"),
     "Triplet, batch-hard": RowStyle(SLATE, "p"),
     "Contrastive": RowStyle(BROWN, "h"),
     "N-pair": RowStyle(TAN, "p"),
     "ProxyNCA": RowStyle(BLUE, "h"),
-    "ProxyGML": RowStyle(YELLOW, "d"),
+    "ProxyGML": RowStyle(SLATE, "d"),
+    "Cross-entropy": RowStyle(LILAC, "X"),
+    "NormSoftmax": RowStyle(INDIGO, "h"),
+    "Direction": RowStyle(TAN, "P"),
     # Datasets of mini
     "glyphs": RowStyle(BLUE, "X"),
     "garments": RowStyle(AMBER, "P"),
@@ -268,7 +274,7 @@ ROW_STYLES: dict[str, RowStyle] = {
     # Datasets of mini, of photographs and of the paper
     "birds": RowStyle(INDIGO, "d"),
     "aircraft": RowStyle(SLATE, "P"),
-    "flowers": RowStyle(YELLOW, "d"),
+    "flowers": RowStyle(SKY, "d"),
     "cub": RowStyle(BLUE, "X"),
     "cars": RowStyle(AMBER, "P"),
     "sop": RowStyle(INDIGO, "d"),
@@ -276,6 +282,8 @@ ROW_STYLES: dict[str, RowStyle] = {
     "nabirds": RowStyle(BROWN, "h"),
     "dogs": RowStyle(TAN, "X"),
     "animals": RowStyle(BLUE, "X"),
+    "faces": RowStyle(TAN, "X"),
+    "objects": RowStyle(SLATE, "P"),
     "characters": RowStyle(LILAC, "p"),
     "emoji": RowStyle(BROWN, "h"),
     # Stages: the images and the pretraining of a profile (19_when_puma_wins)
@@ -288,6 +296,7 @@ ROW_STYLES: dict[str, RowStyle] = {
     "unified": RowStyle(BLUE, "X"),
     "harmonic": RowStyle(AMBER, "P"),
     # Lines of single figures
+    "mean": RowStyle(GREY, MEAN),
     "here": RowStyle(BLUE, "o"),
     "printed": RowStyle(BLACK, "D"),
     "p = 0.1": RowStyle(BLUE, "X"),
@@ -321,6 +330,24 @@ def styles_of(names: Iterable[str]) -> dict[str, RowStyle]:
             chosen[name] = _own_style(name, unknown)
             unknown.append(chosen[name])
     return chosen
+
+
+# Frozen rows are dashed in every figure; rows of one colour differ by these, the first is solid.
+DASHED = (0, (4, 2))
+LINES: list[Any] = ["-", (0, (6, 1.5, 1, 1.5)), (0, (1, 1.2)), (0, (3, 1, 1, 1, 1, 1))]
+
+
+def dashes_of(styles: Mapping[str, RowStyle]) -> dict[str, Any]:
+    """The line of each name of a figure: solid, but rows that share a colour differ in dashes."""
+    uses: Counter[str] = Counter()
+    found = {}
+    for name, style in styles.items():
+        if style.marker == LEVEL:
+            found[name] = DASHED
+            continue
+        found[name] = LINES[uses[style.colour] % len(LINES)]
+        uses[style.colour] += 1
+    return found
 
 
 def _own_style(name: str, taken: Collection[RowStyle]) -> RowStyle:

@@ -29,6 +29,8 @@ Output = TypeVar("Output")
 
 # The width in inches of a figure that fills the page.
 PAGE_WIDTH = 9.5
+# The smallest letters in points: 9 pixels where GitHub shows such a figure 830 pixels wide.
+SMALL = 7.5
 # Any, because matplotlib's type of settings accepts literal names only.
 STYLE: dict[Any, Any] = {
     **sns.axes_style("whitegrid"),

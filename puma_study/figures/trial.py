@@ -11,13 +11,20 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from .labels import Name, name_points
-from .row_styles import BLACK, GREY, OURS, RowStyle, shown, styles_of
-from .style import PAGE_WIDTH, empty_panels, finish, one_scale, styled, write_plain_numbers
+from .row_styles import BLACK, DARK_GREY, DASHED, OURS, RowStyle, shown, styles_of
+from .style import PAGE_WIDTH, SMALL, empty_panels, finish, one_scale, styled, write_plain_numbers
 
 # The scale of the curves ends this many points of R@1 below the frozen backbone.
 DEPTH = 15
+# What the hyperparameter of a row is called in a title.
+KNOBS = {
+    "adapter_scale": "adapter's scale",
+    "lora_scale": "LoRA's scale",
+    "loss_lr_factor": "rate of the loss, times",
+    "new_lr_factor": "rate of new parts, times",
+}
 # Line styles of a hyperparameter's first and second value.
-LINES: tuple[Any, Any] = ("-", (0, (4, 2)))
+LINES: tuple[Any, Any] = ("-", (0, (1, 1.2)))
 
 
 @styled
@@ -26,14 +33,13 @@ def tuning_curves(tuned: pd.DataFrame, frozen: float, epochs: int) -> Figure:
 
     `tuned` is a table of `search.table`.  `frozen` is the frozen backbone's harmonic R@1 as a
     fraction, or NaN if unknown.  `epochs` is the length of the search: its runs are lines, longer
-    ones dotted.  Values far below the frozen backbone are drawn at the lower edge, with a number.
+    ones crosses.  Values far below the frozen backbone are drawn at the lower edge, with a number.
     """
     drawn = tuned.assign(percent=100 * tuned["harmonic"])
     rows = list(drawn["row"].unique())
     columns = min(5, len(rows))
     lines = -(-len(rows) // columns)
-    height = 2.3
-    figure, axes = empty_panels(lines, columns, PAGE_WIDTH, height, extra=0.7)
+    figure, axes = empty_panels(lines, columns, PAGE_WIDTH, 3, extra=0.7)
 
     bottom, top = _scale(drawn["percent"], 100 * frozen)
     styles = styles_of(rows)
@@ -41,10 +47,12 @@ def tuning_curves(tuned: pd.DataFrame, frozen: float, epochs: int) -> Figure:
         part = drawn[drawn["row"] == row]
         _draw_search(axis, part, styles[row], epochs, bottom)
         if np.isfinite(frozen):
-            axis.axhline(100 * frozen, color=GREY, linestyle="-.", linewidth=1)
+            axis.axhline(100 * frozen, color=DARK_GREY, linestyle=DASHED, linewidth=1.2)
         axis.set_xscale("log")
         axis.set(ylim=(bottom, top), xlim=_room_around(drawn["rate"]))
-        axis.set_title(f"{shown(row)}\n{part['knob'].iloc[0]}: {_values(part)}", fontsize=8)
+        knob = part["knob"].iloc[0]
+        title = f"{shown(row)}\n{KNOBS.get(knob, knob)}\n{_values(part)}"
+        axis.set_title(title, fontsize=8)
         write_plain_numbers(axis.xaxis)
         axis.minorticks_off()
     _only_outer_labels(axes, "base learning rate", "harmonic R@1 (%)")
@@ -74,7 +82,7 @@ def _draw_search(
         axis.plot(second["rate"], second["percent"], "o", zorder=3, **hollow)
         for _, one in longer.groupby("epochs"):
             axis.plot(
-                one["rate"], one["percent"], ":.", color=style.colour, linewidth=1, markersize=3
+                one["rate"], one["percent"], "x", color=style.colour, linewidth=1, markersize=5
             )
 
     best = part[part["chosen"]]
@@ -92,7 +100,7 @@ def _draw_what_is_below(axis: Axes, part: pd.DataFrame, style: RowStyle, bottom:
             "xytext": (0, 4),
             "textcoords": "offset points",
             "ha": "center",
-            "fontsize": 6.5,
+            "fontsize": SMALL,
         }
         axis.annotate(f"{lowest:.0f}", (rate, bottom + 0.8), **above)
 
@@ -112,7 +120,10 @@ def _room_around(rates: pd.Series) -> tuple[float, float]:
 
 def _values(part: pd.DataFrame) -> str:
     """The values of a row's hyperparameter, in the order of its lines."""
-    return ", ".join(f"{value:g}" for value in part["value"].unique())
+    values = [f"{value:,g}" for value in part["value"].unique()]
+    if len(values) == 1:
+        return values[0]
+    return f"{values[0]} (dots: {', '.join(values[1:])})"
 
 
 def _only_outer_labels(axes: np.ndarray, xlabel: str, ylabel: str) -> None:
@@ -129,9 +140,9 @@ def _only_outer_labels(axes: np.ndarray, xlabel: str, ylabel: str) -> None:
 def _meanings(tuned: pd.DataFrame, epochs: int) -> list[Line2D]:
     ring: dict[str, Any] = {"markerfacecolor": "none", "linestyle": "none"}
     handles = [
-        Line2D([], [], color=BLACK, linestyle=LINES[0], marker=".", label="knob's default"),
-        Line2D([], [], color=BLACK, linestyle=LINES[1], marker=".", label="its second value"),
-        Line2D([], [], color=GREY, linestyle="-.", linewidth=1, label="frozen backbone"),
+        Line2D([], [], color=BLACK, linestyle=LINES[0], marker=".", label="first value"),
+        Line2D([], [], color=BLACK, linestyle=LINES[1], marker=".", label="second value"),
+        Line2D([], [], color=DARK_GREY, linestyle=DASHED, linewidth=1.2, label="Frozen backbone"),
     ]
     # The legend leaves out markers that do not occur.
     if (tuned["seed"] == 1).any():
@@ -140,7 +151,7 @@ def _meanings(tuned: pd.DataFrame, epochs: int) -> list[Line2D]:
         large = {"markersize": 11, **ring}
         handles.append(Line2D([], [], color=BLACK, marker="o", **large, label="chosen"))
     if (tuned["epochs"] != epochs).any():
-        handles.append(Line2D([], [], color=BLACK, linestyle=":", linewidth=1, label="longer"))
+        handles.append(Line2D([], [], color=BLACK, linestyle="none", marker="x", label="longer"))
     return handles
 
 
@@ -197,11 +208,12 @@ def _draw_datasets(axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyl
 
 
 def _name_datasets(axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyle]) -> None:
-    """Label the points by dataset; the panel's scale must be final."""
+    """Label the points by dataset where there is room; the panel's scale must be final."""
     names = []
     for one in table.itertuples():
         colour = styles[str(one.stage)].colour
-        names.append(Name(shown(one.dataset), colour, float(one.frozen), float(one.points)))
+        x, y, low, high = map(float, (one.frozen, one.points, one.low, one.high))
+        names.append(Name(shown(one.dataset), colour, x, y, low, high))
     name_points(axis, names)
 
 
@@ -218,9 +230,7 @@ def _draw_places(axis: Axes, panel: pd.DataFrame, styles: Mapping[str, RowStyle]
     kept = panel.groupby("place", sort=False)["points"].count()
     for number, place in enumerate(places):
         if kept[place] == 0:
-            axis.text(
-                number, 0, "no runs", rotation=90, ha="center", va="bottom", fontsize=7, color=GREY
-            )
+            axis.text(number, 0, "none", ha="center", va="bottom", fontsize=SMALL, color=DARK_GREY)
     axis.set_xlim(-0.5, len(places) - 0.5)
     axis.set_xticks(range(len(places)), places)
     axis.grid(axis="x", visible=False)
