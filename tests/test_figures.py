@@ -704,6 +704,33 @@ class TestGains:
         assert "printed" not in lines(right)
 
 
+def test_gains_over_length_have_a_line_with_and_one_without_a_dataset():
+    table = pd.DataFrame(
+        [
+            ("full", 8, False, -2.0, -3.0, -1.0),
+            ("full", 32, False, -1.0, -2.0, 0.0),
+            ("full", 8, True, -0.5, -1.0, 0.0),
+            ("full", 32, True, -0.2, -1.0, 0.5),
+            ("lora", 32, False, 1.0, 0.5, 1.5),
+        ],
+        columns=["rival", "epochs", "is_without", "points", "low", "high"],
+    )
+    figure = figures.gains_over_length(table, "puma", "cars_196")
+    (axis,) = figure.axes
+    drawn = bars(axis)
+    assert list(drawn) == ["Full fine-tuning", "Full fine-tuning, without cars", "LoRA"]
+    assert drawn["Full fine-tuning"]["y"] == [-2, -1]
+    assert drawn["Full fine-tuning"]["low"] == pytest.approx([-3, -2])
+    assert drawn["Full fine-tuning, without cars"]["high"] == pytest.approx([0, 0.5])
+    # A length that a rival lacks is left out: LoRA stands at the second of the two.
+    assert drawn["LoRA"]["y"] == [1]
+    assert np.round(drawn["LoRA"]["x"]) == [1]
+    assert ticks(axis) == ["8", "32"]
+    assert "PUMA minus rival" in axis.get_ylabel()
+    low, high = axis.get_ylim()
+    assert low < -3 and high > 1.5
+
+
 def test_a_waffle_has_a_square_for_each_of_its_whole():
     counts = pd.Series({"sop": 6.6, "cub": 3.8, "dogs": 1.6})
     (axis,) = figures.waffle(counts, "twelve images", lines=3).axes
@@ -1019,13 +1046,13 @@ class TestPictures:
         ]
         figure = figures.picture_grid(lines, "title")
         (axis,) = figure.axes
-        # A line is 1.1 high and 0.2 more for each line of text below a picture, an empty one 0.2
-        assert shown(axis) == [(1.8, 0, 200), (3.1, 0, 90), (1.1, 1.7, 90)]
+        # A line is 1.1 high and 0.22 more for each line of text below a picture, an empty one 0.2
+        assert shown(axis) == [(1.8, 0, 200), (3.1, 0, 90), (1.1, 1.74, 90)]
         texts = {text.get_text(): text for text in axis.texts}
         assert texts["in front"].get_position() == pytest.approx((1.7, 0.5))
         assert texts["in front"].get_ha() == "right"
         assert texts["below\nin two lines"].get_position() == pytest.approx((2.3, 1.04))
-        assert texts["behind"].get_position() == pytest.approx((2.3, 2.2))
+        assert texts["behind"].get_position() == pytest.approx((2.3, 2.24))
         assert texts["behind"].get_ha() == "left"
         assert [colour for colour, _ in frames(axis)] == ["#00000000", "#00000000", "#00ff00ff"]
         assert axis.get_title() == "title"

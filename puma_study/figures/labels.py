@@ -154,8 +154,9 @@ def name_clusters(axis: Axes, names: Sequence[Name], clusters: Sequence[np.ndarr
         free = [not any(_overlap(box, other) for other in taken) for box in boxes]
         chosen = int(np.argmax(free))
         taken.append(boxes[chosen])
+        x, y = in_order[chosen]
         text = axis.text(
-            *in_order[chosen], one.text, color=_ink(one.colour), size=SIZE, ha="center", va="center"
+            x, y, one.text, color=_ink(one.colour), size=SIZE, ha="center", va="center"
         )
         text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
 
@@ -266,7 +267,7 @@ def _in_panel(axis: Axes, one: Name) -> tuple[float, float]:
 
 def _size(axis: Axes) -> tuple[float, float]:
     """Width and height of a panel in points, with room made for titles and axis labels."""
-    figure = axis.get_figure()
+    figure = axis.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()
     box = axis.get_window_extent()

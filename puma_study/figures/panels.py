@@ -17,6 +17,7 @@ from .row_styles import (
     BELOW,
     BLACK,
     DARK_GREY,
+    DASHED,
     GREY,
     LEVEL,
     MEAN,
@@ -81,7 +82,10 @@ def intervals(
         if zero:
             axis.axhline(0, color=GREY, linewidth=1)
         unit = ylabel if isinstance(ylabel, str) else ylabel[panel]
-        axis.set(xlim=(-0.5, len(places) - 0.5), title=shown(panel), xlabel=xlabel, ylabel=unit)
+        # Names of lines stand at the right of the panel, and their leaders should be short.
+        beside = 0.22 if joined else 0.5
+        axis.set(xlim=(-beside, len(places) - 1 + beside))
+        axis.set(title=shown(panel), xlabel=xlabel, ylabel=unit)
         _name_places(axis, places, columns)
         axis.grid(axis="x", visible=False)
         drawn[axis] = part.assign(x=part["place"].map(places.index), panel=panel)
@@ -255,7 +259,7 @@ def _draw_over_numbers(
         if part["x"].isna().any():
             level = part["value"].item()
             colour = styles[row].colour
-            axis.axhline(level, color=colour, linestyle=dashes[row], linewidth=1.2, label=row)
+            axis.axhline(level, color=colour, linestyle=DASHED, linewidth=1.2, label=row)
         elif joined:
             _draw_line(axis, part["x"], part, row, styles[row], dashes=dashes[row])
         else:
