@@ -11,21 +11,21 @@ from pumalib import config, paths, training
 from pumalib.config import Profile
 from pumalib.data import check_known
 
-from . import figures
+from . import figures, store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def begin(profile: str, overrides: Mapping[str, Any]) -> tuple[Profile, Path]:
-    """A profile with its changes, and the folder of its results.
+    """A profile with its changes, and the folder that is written to (`store.output_folder`).
 
     Sets the style of figures and tables, and prints torch's version and the device.
     """
     figures.use_style()
     print(f"torch {torch.__version__}, device {training.choose_device('auto')}")
     chosen = config.profile(profile, **overrides)
-    return chosen, paths.RESULTS / chosen.name
+    return chosen, store.output_folder(chosen.name)
 
 
 def chosen(

@@ -385,6 +385,7 @@ def execute(notebook: Path, folder: Path, values: Parameters) -> None:
     failed = folder / f"{notebook.stem}.failed.ipynb"
     _lead_to_this_package()
     _silence_widgets()
+    os.environ[store.KEEPS] = "yes"
     filled = nbformat.read(notebook, as_version=4)
     _set_parameters(filled, values)
     # papermill warns of its own deprecations.

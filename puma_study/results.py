@@ -176,13 +176,13 @@ class Results:
         return table.dropna(axis=1, how="all")
 
     def save(self, name: str) -> None:
-        """Write the tidy table to `results/<profile>/<name>.csv`, and print where.
+        """Write the tidy table to `<name>.csv` in `store.output_folder`, and print where.
 
         ValueError: a score is no finite number.
         """
         if not np.isfinite(self.tidy["value"]).all():
             raise ValueError(f"{name}.csv: a score is no finite number")
-        file = paths.RESULTS / self.profile / f"{name}.csv"
+        file = store.output_folder(self.profile) / f"{name}.csv"
         with paths.written_whole(file) as temporary:
             self.tidy.to_csv(temporary, index=False, float_format="%.6f")
         print("table", paths.shown(file))

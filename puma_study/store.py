@@ -10,7 +10,9 @@ another folder.
 import difflib
 import itertools
 import json
+import os
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -36,6 +38,10 @@ KEPT = "kept*.jsonl"
 REPEATED = "repeated.jsonl"
 FAILED = "failed.jsonl"
 FILES = (KEPT, REPEATED, FAILED)
+# Set where tables and figures are kept: by `python -m puma_study run`, for the kernels it starts.
+KEEPS = "PUMA_STUDY_KEEPS"
+# The folder of `results/<profile>/` with those of notebooks that are run by hand; git ignores it.
+BY_HAND = "lab"
 HOW_TO_REMOVE = "`python -m puma_study runs remove {name} --yes`"
 
 # The name of a damaged line, by a digest of its text: "damaged-1a2b3c4d".
@@ -71,6 +77,20 @@ class Line:
     def place(self) -> str:
         """Its place, as "kept-1.jsonl, line 3"."""
         return f"{self.file.name}, line {self.number}"
+
+
+def output_folder(profile: str) -> Path:
+    """Where a notebook writes its tables and figures: `results/<profile>/`.
+
+    Run by hand, as in JupyterLab, it writes to `lab/` there, so that to try something changes
+    nothing that is kept.
+    """
+    home = paths.RESULTS / profile
+    ipython = sys.modules.get("IPython")
+    by_hand = ipython is not None and ipython.get_ipython() is not None
+    if by_hand and KEEPS not in os.environ:
+        return home / BY_HAND
+    return home
 
 
 def place(name: str, profile: str | Path) -> Path:
