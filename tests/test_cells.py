@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 import puma_study as study
+from puma_study import store
 from puma_study.text import excluding_zero
 from pumalib import config, paths
 
@@ -22,6 +23,19 @@ def test_a_notebook_begins_with_its_profile_and_its_folder(results, capsys):
     assert profile == config.profile("smoke", epochs=3)
     assert out == results / "smoke"
     assert capsys.readouterr().out.startswith("torch ")
+
+
+def test_what_is_run_by_hand_changes_nothing_that_is_kept(results, monkeypatch):
+    monkeypatch.delenv(store.KEEPS, raising=False)
+    assert store.output_folder("mini") == results / "mini"
+    monkeypatch.setattr("IPython.get_ipython", object)
+    assert store.output_folder("mini") == results / "mini" / "lab"
+    assert study.begin("smoke", {})[1] == results / "smoke" / "lab"
+    monkeypatch.setenv(store.KEEPS, "yes")
+    assert store.output_folder("mini") == results / "mini"
+
+    ignored = (paths.ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert f"results/*/{store.BY_HAND}/" in ignored
 
 
 def test_rows_are_those_asked_for_a_few_in_smoke_or_all():

@@ -190,6 +190,15 @@ def test_the_index_has_every_notebook_once_and_no_code():
     assert len(re.findall(r"^## ", text, re.MULTILINE)) == 4
 
 
+def test_the_index_links_to_every_executed_copy():
+    text = "\n".join(markdown(INDEX))
+    linked = re.findall(r"\]\(\.\./results/([\w-]+)/(\d\d_\w+)\.ipynb\)", text)
+    assert sorted(linked) == sorted(EXECUTED)
+    for line in text.splitlines():
+        named = re.findall(r"(\d\d_\w+)\.ipynb", line)
+        assert len(set(named)) <= 1, line
+
+
 def test_every_notebook_that_is_kept_has_its_picture_in_the_index():
     text = "\n".join(markdown(INDEX))
     pictures = dict(

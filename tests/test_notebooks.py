@@ -34,6 +34,15 @@ KEPT = [
 ]
 TEMPLATES = sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))
 PARAMETERS = 'profile = "smoke"  # name\noverrides = {}  # fields\n'
+# Notebooks that read kept tables, or write elsewhere by hand too: 17 what it counts, 22 the texts
+# of which its runs are named, 24 the index of a folder, 90 and 92 what they are there to make.
+BESIDE_THE_KEPT = (
+    "17_claims",
+    "22_language_guidance",
+    "24_search_your_images",
+    "90_pretrain_mini_backbone",
+    "92_speed",
+)
 P = (
     "from pumalib import config\n"
     "import puma_study as study\n"
@@ -80,6 +89,8 @@ def test_template(file):
         assert not re.search(r"written_whole|cached_table\(|\.save\(|save_table\(", cell.source), (
             "--plan executes the cells up to the rows, and must leave results/ as they are"
         )
+    if any("paths.RESULTS" in cell.source for cell in cells):
+        assert file.stem in BESIDE_THE_KEPT, "write to study.store.output_folder(profile)"
     assert any("assert " in cell.source for cell in cells), "a green run must not be an empty one"
     for cell in cells:
         for node in ast.walk(ast.parse(cell.source)):
