@@ -78,8 +78,7 @@ def memory(run: Run) -> float:
     share *= tokens / measured_tokens
     share *= own.width / MEASURED_SHAPE.width
     share *= own.layers / MEASURED_SHAPE.layers
-    # On a GPU "auto" is bfloat16.
-    if run.training.precision == "float32":
+    if run.training.precision != "bfloat16":
         share *= 2
     weights = OF_TRAINED if run.method.tune_backbone else OF_FROZEN
     return share * _saved(run, own.layers) + weights * own.parameters

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import replace
+from itertools import product
 
 import matplotlib
 import nbformat
@@ -15,7 +16,8 @@ from PIL import Image
 from pretended_gpu import installed, is_on_gpu
 from tqdm import tqdm
 
-from pumalib import config, embedder, evaluation, index, losses, paths, training
+from puma_study import figures
+from pumalib import config, embedder, evaluation, index, losses, models, paths, training
 from pumalib.data import batches, images
 from pumalib.evaluation import search
 from pumalib.training import loop, parallel, run_folder
@@ -170,7 +172,7 @@ def test_a_loss_that_is_not_finite_names_its_step_though_it_is_read_later(
 
 
 def test_a_whole_run_is_that_of_the_cpu_also_after_a_stop(gpu, tmp_path, monkeypatch):
-    scored = replace(RECIPE, epochs=2, score_epochs=1, checkpoint_seconds=1e-9, precision="float32")
+    scored = replace(RECIPE, epochs=2, score_epochs=1, checkpoint_seconds=1e-9)
     run = replace(RUN, data=replace(DATA, holdout=True), training=scored)
     real = torch.optim.AdamW.step
     calls = []
@@ -193,6 +195,8 @@ def test_a_whole_run_is_that_of_the_cpu_also_after_a_stop(gpu, tmp_path, monkeyp
         run_folder.read_record(tmp_path / name) for name in ("stopped", "whole", "cpu")
     )
     assert whole["environment"]["device"] == "a pretended GPU"
+    assert run_folder.run_name(run) == run_folder.run_name(on_cpu)
+    assert whole["environment"]["precision"] == cpu["environment"]["precision"] == "float32"
     assert stopped["table"] == whole["table"]
     assert whole["log"][-1]["loss"] == pytest.approx(cpu["log"][-1]["loss"], rel=1e-4)
     assert whole["open_loss"] == pytest.approx(cpu["open_loss"], rel=1e-3)
@@ -230,16 +234,39 @@ def test_a_head_that_is_computed_is_that_of_the_cpu(name, gpu, tmp_path):
     pd.testing.assert_frame_equal(*tables, atol=1e-3)
 
 
-def test_images_are_embedded_in_true_float32(gpu, tmp_path):
-    model = embedder.Embedder(loop.build(LINEAR, tmp_path).model, LINEAR)
+def test_images_are_trained_and_embedded_in_true_float32(gpu, tmp_path, monkeypatch):
     conv = torch.backends.cudnn.conv
     before = conv.fp32_precision
     assert before != "ieee", "it is so anyway: this shows nothing"
     seen = []
-    model.model.head.register_forward_hook(lambda *_: seen.append(conv.fp32_precision))
+    real = models.EmbeddingModel.forward
+
+    def forward(*arguments):
+        seen.append(conv.fp32_precision)
+        return real(*arguments)
+
+    monkeypatch.setattr(models.EmbeddingModel, "forward", forward)
+    model = embedder.Embedder(loop.build(LINEAR, tmp_path / "built").model, LINEAR)
     model.embed(np.zeros((1, 48, 48, 3), np.uint8), progress=False)
     assert seen == ["ieee"]
+    monkeypatch.setattr(loop, "_fit_and_finish", lambda setup, folder, bar: fit(LINEAR, folder))
+    training.train(LINEAR, tmp_path / "trained")
+    assert len(seen) > 1
+    assert set(seen) == {"ieee"}
     assert conv.fp32_precision == before
+
+
+@pytest.mark.parametrize("name", ["auto", "float32", "bfloat16"])
+def test_one_name_is_one_precision_on_every_device(name, gpu, recwarn):
+    on_gpu = loop.choose_precision(name, torch.device("cuda"))
+    assert on_gpu == loop.choose_precision(name, torch.device("cpu"))
+    assert not recwarn
+
+
+def test_a_gpu_that_emulates_bfloat16_is_warned_of(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    with pytest.warns(UserWarning, match=r"compute capability 7\.5.* -p precision=float32"):
+        loop.choose_precision("bfloat16", torch.device("cuda"))
 
 
 def test_batches_of_worker_processes_come_ahead_pinned_and_without_a_wait(gpu, tmp_path):
@@ -279,13 +306,30 @@ def test_a_search_on_the_gpu_finds_what_that_of_the_cpu_finds(block, gpu, monkey
 # ---- notebooks
 
 
+@pytest.fixture(scope="module")
+def few_images(tmp_path_factory):
+    """The settings of two datasets of four classes of ten images."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    names = ["first", "second"]
+    for dataset, label in product(names, "abcd"):
+        folder = root / dataset / label
+        folder.mkdir(parents=True)
+        for number in range(10):
+            picture = rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)
+            Image.fromarray(picture).save(folder / f"{number}.png")
+    return {"benchmark": "folders", "root": str(root), "datasets": names}
+
+
 @pytest.mark.parametrize(
     "stem, parameters",
     [("00_quickstart", {"methods": ["puma"]}), ("13_prompt_analysis", {})],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_notebook_runs(stem, parameters, gpu, tmp_path, monkeypatch):
+def test_a_notebook_runs(stem, parameters, few_images, gpu, tmp_path, monkeypatch):
     matplotlib.use("agg")
+    # Drawing a figure takes as long as training, and asks no GPU.
+    monkeypatch.setattr(figures, "save", lambda *_: None)
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
     notebook = nbformat.read(paths.NOTEBOOKS / f"{stem}.ipynb", as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -293,11 +337,7 @@ def test_a_notebook_runs(stem, parameters, gpu, tmp_path, monkeypatch):
     for number, cell in enumerate(cells):
         exec(compile(cell.source, f"{stem}, cell {number}", "exec"), space)
         if number == 0:
-            space.update(
-                parameters,
-                profile="smoke",
-                overrides={"datasets": ["aircraft", "flowers"], "shots": 2},
-            )
+            space.update(parameters, profile="smoke", overrides=few_images)
     assert gpu.waits.total() > 0, "nothing ran on the GPU: this shows nothing"
     records = list(tmp_path.rglob("metrics.json"))
     assert records

@@ -318,13 +318,14 @@ def test_a_plan_without_measured_runs_goes_by_the_stated_speed(tmp_path, monkeyp
 
 
 PAPER_NEEDS = {
-    ("full", "auto", 0, False): 22.8,
-    ("puma", "auto", 0, False): 20.4,
-    ("puma+lora", "auto", 0, False): 26.7,
-    ("puma", "auto", 0, True): 2.8,
-    ("puma", "auto", 360, False): 10.2,
+    ("full", "bfloat16", 0, False): 22.8,
+    ("puma", "bfloat16", 0, False): 20.4,
+    ("puma+lora", "bfloat16", 0, False): 26.7,
+    ("puma", "bfloat16", 0, True): 2.8,
+    ("puma", "bfloat16", 360, False): 10.2,
     ("puma", "float32", 0, False): 40.8,
-    ("linear", "auto", 0, False): 22.8 / 12,
+    ("puma", "auto", 0, False): 40.8,
+    ("linear", "bfloat16", 0, False): 22.8 / 12,
 }
 
 

@@ -99,7 +99,8 @@ class Training:
     cosine_floor: Share = 0.1
     # Every gradient entry is clamped to +- this, loss parameters too; 0 = off.
     clip_value: Amount = 1.0
-    # "auto": bfloat16 on CUDA, float32 elsewhere.
+    # Of the network.  "auto" is float32, by the name that most kept runs have for it: on every
+    # device, so that a run's name says what it was computed in.
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     # Epochs between scores on held-out classes; the best epoch is kept.  0 = never.
     score_epochs: Count = added(0)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -28,7 +29,7 @@ from ..config import Run, Training
 from ..data import Benchmark, batches
 from ..data.images import View, to_device, unreadable
 from ..data.table import warn_of_duplicates
-from ..embedder import embed_rows
+from ..embedder import embed_rows, true_float32
 from ..models import whitening
 from . import checkpoint, held_out, parallel, run_folder, watch
 from .checkpoint import Reached
@@ -45,6 +46,8 @@ OPEN_LOSS_SHARE = 0.02
 # The losses of so many steps are read from a GPU at once: each reading waits for it.  More would
 # save little, and let more batches pile up in memory.
 READ_EVERY = 10
+# From this compute capability on (Ampere) GPUs have bfloat16; older ones emulate it.
+BFLOAT16_CAPABILITY = (8, 0)
 # The project's folders that a run's numbers can depend on.
 CODE_AND_INPUTS = ("pumalib", "puma_study", "notebooks", "data")
 
@@ -82,7 +85,8 @@ class Setup:
 def train(run: Run, folder: Path, position: str = "") -> Path:
     """Train and evaluate `run`, or resume it in `folder`; a finished run is only read.
 
-    The final model is that of the last epoch or, with `score_epochs`, of the best one.
+    The final model is that of the last epoch or, with `score_epochs`, of the best one.  What is
+    computed in float32 is so on a GPU too, without TF32.
 
     Returns `folder`.  It then holds `run.json`, `log.csv`, `model.safetensors` (the trained
     tensors) and, written last, the record `metrics.json`.  If other processes may train the same
@@ -98,7 +102,8 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
     if position:
         about = f"{position} · {folder.name}"
     hidden = not parallel.is_first()
-    with progress.bar(desc=about, unit="image", dynamic_ncols=True, disable=hidden) as bar:
+    bar_of_run = progress.bar(desc=about, unit="image", dynamic_ncols=True, disable=hidden)
+    with true_float32(), bar_of_run as bar:
         setup = build(run, folder)
         try:
             _fit_and_finish(setup, folder, bar)
@@ -730,12 +735,21 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """The precision of the network; "auto" is bfloat16 on CUDA and float32 elsewhere."""
-    if name != "auto":
-        return name
-    if device.type == "cuda":
-        return "bfloat16"
-    return "float32"
+    """The precision of the network, "float32" or "bfloat16"; "auto" is float32.
+
+    Warns of a GPU that emulates bfloat16, which is slower than float32.
+    """
+    if name == "auto":
+        return "float32"
+    if name == "bfloat16" and device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < BFLOAT16_CAPABILITY:
+            warnings.warn(
+                f"{device_name(device)} (compute capability {major}.{minor}) emulates bfloat16:"
+                " -p precision=float32 is faster there, and gives runs of their own names",
+                stacklevel=2,
+            )
+    return name
 
 
 def device_name(device: torch.device) -> str:
