@@ -1,4 +1,4 @@
-"""One batch in parts: two processes and micro-batches train as one process does.
+"""One batch in parts: two or four processes and micro-batches train as one process does.
 
 The one process has the whole batch.
 """
@@ -7,7 +7,10 @@ import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -66,23 +69,36 @@ def stopped(run, folder, steps):
     return kept
 
 
-def start_two(work, folder):
-    """Run `work` in two processes, each with its rank, the folder and a free port."""
+def start(work, folder, processes=2):
+    """Run `work` in processes, each with its rank, the folder, a free port and their number."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    start_processes(work, (folder, port), nprocs=2, start_method="forkserver")
+    given = (folder, port, processes)
+    start_processes(work, given, nprocs=processes, start_method="forkserver")
 
 
-def one_of_two(rank, folder, port):
+def join(rank, port, processes):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    parallel.join(torch.device("cpu"))
+
+
+def one_of_four(rank, folder, port, processes):
+    """A process of four: gradients of every run."""
+    join(rank, port, processes)
+    found = {name: stopped(run, folder / name, 0) for name, run in RUNS.items()}
+    torch.save(found, folder / f"{rank}.pt")
+    parallel.leave()
+
+
+def one_of_two(rank, folder, port, processes):
     """A process of two.
 
     Gradients of every run, the message about odd batches, and a run to its end.
     """
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    parallel.join(torch.device("cpu"))
+    join(rank, port, processes)
     torch.save(
         {name: stopped(run, folder / name, 0) for name, run in RUNS.items()}, folder / f"{rank}.pt"
     )
@@ -98,7 +114,7 @@ def one_of_two(rank, folder, port):
 
 @pytest.fixture(scope="module")
 def gradients(tmp_path_factory):
-    """Of one process and of each of two, and where they were written.
+    """Of one process, of each of two and of each of four, and where those of two were written.
 
     All go on from the same checkpoint.
     """
@@ -106,22 +122,30 @@ def gradients(tmp_path_factory):
     for name, run in RUNS.items():
         stopped(run, folder / name, 1)
         alone[name] = stopped(run, shutil.copytree(folder / name, folder / "alone" / name), 0)
+    by_four = shutil.copytree(folder, folder / "four")
     # One of two folders has a checkpoint.
     shutil.copytree(folder / "curricularface", folder / "apart-0")
-    start_two(one_of_two, folder)
-    return alone, [torch.load(folder / f"{rank}.pt") for rank in (0, 1)], folder
+    start(one_of_two, folder)
+    start(one_of_four, by_four, 4)
+    shared = {
+        2: [torch.load(folder / f"{rank}.pt") for rank in range(2)],
+        4: [torch.load(by_four / f"{rank}.pt") for rank in range(4)],
+    }
+    return alone, shared, folder
 
 
+@pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("name", RUNS)
-def test_two_processes_have_the_gradient_of_one(name, gradients):
-    alone, both, _ = gradients
-    assert alone[name].keys() == both[0][name].keys()
+def test_several_processes_have_the_gradient_of_one(name, processes, gradients):
+    alone, shared, _ = gradients
+    mine, *others = (found[name] for found in shared[processes])
+    assert alone[name].keys() == mine.keys()
     bound = 1e-4 if name == "micro" else 1e-5  # sums over parts of parts round differently
     for key, expected in alone[name].items():
-        ours, theirs = both[0][name][key], both[1][name][key]
-        assert torch.equal(ours, theirs), key
+        for its in others:
+            assert torch.equal(mine[key], its[key]), key
         assert expected.any(), f"{key} is zero: nothing is compared"
-        assert (ours - expected).float().norm() <= bound * expected.float().norm(), key
+        assert (mine[key] - expected).float().norm() <= bound * expected.float().norm(), key
 
 
 def test_two_processes_go_on_to_the_weights_of_one_and_refuse_odd_batches(gradients):
@@ -157,12 +181,9 @@ SCORED = replace(
 )
 
 
-def scored_by_two(rank, folder, port):
+def scored_by_two(rank, folder, port, processes):
     """A process of two that trains `SCORED`; only the first one may look at held-out classes."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    parallel.join(torch.device("cpu"))
+    join(rank, port, processes)
     scored = []
     real = loop._held_out_score
 
@@ -176,7 +197,7 @@ def scored_by_two(rank, folder, port):
 
 
 def test_two_processes_stop_together_by_the_scores_of_the_first(tmp_path):
-    start_two(scored_by_two, tmp_path)
+    start(scored_by_two, tmp_path)
     assert (tmp_path / "scores-0.txt").read_text() == "2"
     assert (tmp_path / "scores-1.txt").read_text() == "0"
     log = run_folder.read_record(tmp_path / "two")["log"]
@@ -191,6 +212,51 @@ def test_two_processes_stop_together_by_the_scores_of_the_first(tmp_path):
     )
     for name in expected:
         torch.testing.assert_close(ours[name], expected[name], rtol=0, atol=1e-4, msg=name)
+
+
+DIES = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+sys.path.insert(0, {tests!r})
+from test_parallel import RUN
+from pumalib.training import loop, run_folder, train_together
+
+torch.set_num_threads(1)
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+folder = Path(sys.argv[1])
+steps = folder.with_name(f"steps-{{rank}}-{{attempt}}.txt")
+real = loop._step
+def step(fitting, *arguments):
+    with steps.open("a") as file:
+        print(fitting.reached.step, file=file)
+    if (rank, attempt, fitting.reached.step) == ("1", "0", 1):
+        while not (folder / "checkpoint.pt").is_file():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(fitting, *arguments)
+loop._step = step
+train_together(RUN, folder, run_folder.held(folder))
+"""
+
+
+def test_a_process_that_dies_ends_all_and_torchrun_goes_on(tmp_path):
+    program = tmp_path / "dies.py"
+    program.write_text(DIES.format(tests=str(Path(__file__).parent)))
+    folder = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    asked = ["--nproc-per-node=2", "--max-restarts=1", program, folder]
+    done = subprocess.run([*torchrun, *asked], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "exitcode: -9" in done.stderr, "no message says which process died"
+    for rank in (0, 1):
+        first, second = (tmp_path / f"steps-{rank}-{attempt}.txt" for attempt in (0, 1))
+        assert first.read_text().split()[:2] == ["0", "1"]
+        assert second.read_text().split()[0] == "1", "it did not go on from the checkpoint"
+    (row,) = run_folder.read_record(folder)["log"]
+    alone = training.train(RUN, tmp_path / "alone")
+    (expected,) = run_folder.read_record(alone)["log"]
+    assert row["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ equals that of a single process.
 """
 
 import os
+import time
+import uuid
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -18,8 +20,8 @@ from torch import Tensor, nn
 PATIENCE = timedelta(days=1)
 # How long it waits for the others within a step: one that takes longer hangs, or is dead.
 STEP = timedelta(minutes=10)
-# A key that the first process sets when it has come.
-HERE = "the first process is here"
+# How often the first process looks for them until then, in seconds.
+LOOK = 0.05
 
 _store: dist.Store | None = None
 
@@ -58,7 +60,8 @@ def rank() -> int:
 def join(device: torch.device) -> None:
     """Connect to the other processes if torchrun started several; on CUDA each uses one GPU.
 
-    Raises ValueError if there are fewer GPUs than processes, or `device` names a GPU.
+    Raises ValueError if there are fewer GPUs than processes, or `device` names a GPU, RuntimeError
+    if another process does not come.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
@@ -68,15 +71,43 @@ def join(device: torch.device) -> None:
         backend = "nccl"
         gpu = _own_gpu(device)
     global _store
-    store, place, processes = next(dist.rendezvous("env://", timeout=PATIENCE))
-    if place == 0:
-        store.set(HERE, "yes")
-    store.wait([HERE], PATIENCE)
+    outer, place, processes = next(dist.rendezvous("env://", timeout=PATIENCE))
+    store = dist.PrefixStore(_word_of_all(outer, place, processes), outer)
     dist.init_process_group(
         backend, store=store, rank=place, world_size=processes, timeout=STEP, device_id=gpu
     )
     _store = store
     dist.barrier()
+
+
+def _word_of_all(store: dist.Store, place: int, processes: int) -> str:
+    """A word that these processes alone have: the first one's, once all have asked for it.
+
+    torchrun's store outlives processes that it restarts: without a name of their own the new ones
+    would find the addresses of the dead.
+    """
+    mine = uuid.uuid4().hex
+    if place > 0:
+        store.set(f"{place} asks", mine)
+        answer = f"answer to {mine}"
+        store.wait([answer], PATIENCE)
+        word = store.get(answer).decode()
+        store.set(f"{place} knows {word}", "yes")
+        return word
+
+    until = time.monotonic() + STEP.total_seconds()
+    absent = set(range(1, processes))
+    while absent:
+        if time.monotonic() > until:
+            raise RuntimeError(f"processes {sorted(absent)} of {processes} did not come in {STEP}")
+        for other in sorted(absent):
+            if store.check([f"{other} knows {mine}"]):
+                absent.discard(other)
+            elif store.check([f"{other} asks"]):
+                asked = store.get(f"{other} asks").decode()
+                store.set(f"answer to {asked}", mine)
+        time.sleep(LOOK)
+    return mine
 
 
 def _own_gpu(device: torch.device) -> torch.device:
