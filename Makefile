@@ -1,5 +1,5 @@
 # For a new user: `make quickstart`, `make test`, `make study`.  All set up .venv themselves.
-# For a GPU: `make gpu`; after a stop, again (docs/other-profiles.md).
+# For a GPU: `make gpu`; after a stop, again (docs/gpu.md).
 PYTHON ?= python3
 PROFILE ?= mini
 RESULTS ?= results
@@ -10,10 +10,16 @@ PHOTOS ?= photos
 FAULTS ?= 1000
 SEED := $(or $(SEED),$(shell date +%s))
 GPU_PYTHON ?= $(BIN)/python
-GPU_DONE = build/gpu-tests $(patsubst %,results/bench/%-cuda.csv,training losses search data small)
+GPU_DONE = build/gpu-tests $(patsubst %,results/bench/%-cuda.csv,training losses search data decoders small)
 # Before each step of a GPU; where one is lent for minutes: GPU_LIMIT='timeout --signal=INT --kill-after=9 530'.
 GPU_LIMIT ?=
-GPU_STEP = $(strip $(GPU_LIMIT) $(GPU_PYTHON))
+GPU_RUN = $(strip $(GPU_LIMIT) $(GPU_PYTHON))
+# A step that has succeeded leaves a stamp, and is not taken again.
+GPU_STEP = $(GPU_PYTHON) tools/once.py build/gpu $(GPU_RUN)
+# The paper's tables in the order of docs/costs.md: a table's runs are mostly those of tables before it.
+PAPER_TABLES = 00 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 18 19 21 22 23 28 29 30 32 17
+# Options of each, such as '-p micro_batch=auto' for a small card.
+PAPER ?=
 FIRST = [linear, full, puma, adapter-stochastic, adapter, prompt-pool, adaptformer]
 TRIAL ?= photos-8
 TRIAL_METHODS = [linear, mlp3, vpt, prompt-pool, lora, adaptformer, adapter, adapter-stochastic, puma, full]
@@ -123,21 +129,29 @@ survey: $(if $(STEP),,.venv/installed)  ## the survey's statements on real image
 	@for name in photos-21k emoji faces mini; do $(TRIAL_RUN) $$name 25 || exit 1; done
 
 gpu: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
-gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),.venv/installed)  ## on a GPU: tests, the speed, `photos`, the trial, a row of it in float32
+gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),.venv/installed)  ## on a GPU: needs, tests, the speed, `photos`, the trial, a row of it in float32
 	$(GPU_PYTHON) -c 'import faiss, ipykernel, papermill, pooch, pydantic, pytest, pytorch_metric_learning; import torch; assert torch.cuda.is_available(), "torch sees no GPU"'
+	$(GPU_STEP) -m puma_study run 06 03 02 08 12 11 18 --profile photos-gpu --plan
+	$(GPU_STEP) -m puma_study run 06 03 02 18 --profile $(TRIAL) --plan
 	$(MAKE) $(GPU_DONE)
-	test -f results/photos-gpu/adaptation_methods.csv || $(GPU_STEP) -m puma_study run 06 --profile photos-gpu -p 'seeds=[0]' -p 'methods=$(FIRST)'
+	$(GPU_STEP) -m puma_study run 06 --profile photos-gpu -p 'seeds=[0]' -p 'methods=$(FIRST)'
 	$(MAKE) photos PHOTOS=photos-gpu STEP='$(GPU_STEP)'
 	$(MAKE) trial STEP='$(GPU_STEP)'
 	$(GPU_STEP) -m puma_study runs train puma --profile $(TRIAL) -p precision=float32
 	@echo all done
 
+gpu-paper: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
+gpu-paper: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),.venv/installed)  ## on a GPU: every table of the paper at its own setting, one after another; weeks
+	$(GPU_STEP) -m puma_study run $(PAPER_TABLES) --profile paper $(PAPER) --plan
+	@for table in $(PAPER_TABLES); do $(GPU_STEP) -m puma_study run $$table --profile paper $(PAPER) || exit 1; done
+	@echo all done
+
 build/gpu-tests:
-	$(GPU_STEP) -m pytest -q tests/test_evaluation.py tests/test_training.py tests/test_losses.py tests/test_models.py
+	$(GPU_RUN) -m pytest -q tests/test_evaluation.py tests/test_training.py tests/test_losses.py tests/test_models.py
 	mkdir -p build && touch $@
 
 results/bench/%-cuda.csv:
-	$(GPU_STEP) -m tools bench $* --size full --device cuda
+	$(GPU_RUN) -m tools bench $* --size full --device cuda
 
 # The root is the project: the index shows pictures of results/.
 lab: .venv/installed  ## open JupyterLab at the index of the notebooks
@@ -148,4 +162,4 @@ lab: .venv/installed  ## open JupyterLab at the index of the notebooks
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements.txt
 	@touch $@
 
-.PHONY: quickstart study test faults site report photos trial survey gpu lab
+.PHONY: quickstart study test faults site report photos trial survey gpu gpu-paper lab

@@ -4,6 +4,7 @@ A vision transformer's activations grow with images x tokens x width x layers, a
 with tokens x width^2 x layers.  Other networks are not estimated.
 """
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -37,6 +38,15 @@ PUMA = 20.4e9
 PUMA_LORA = 26.7e9
 # With `recompute`.
 RECOMPUTED = 2.8e9
+# Photographs of 500 px that a core decodes into training batches in a second, by
+# `python -m tools bench decoders --size full` (docs/gpu.md).
+READING_SPEED = 290
+# Bytes of a weight in a saved model, and of one in the two checkpoints of a run that is training.
+SAVED = 4
+IN_CHECKPOINTS = 24
+# What methods train that leave the backbone as it is, as a share of its weights, at most: of an
+# MLP-3 head on a ViT-S it is 0.24.
+ADDED = 0.25
 # Bytes of a trained parameter (weight, gradient, AdamW's two moments) and of a frozen one, float32.
 OF_TRAINED = 16
 OF_FROZEN = 4
@@ -64,7 +74,8 @@ def memory(run: Run) -> float:
     if own is None:
         return float("nan")
     images = run.training.batch_size
-    if run.training.micro_batch:
+    # By the memory of the GPU that trains it: none can be said here.
+    if run.training.micro_batch > 0:
         images = min(images, run.training.micro_batch)
 
     tokens = own.tokens
@@ -82,6 +93,19 @@ def memory(run: Run) -> float:
         share *= 2
     weights = OF_TRAINED if run.method.tune_backbone else OF_FROZEN
     return share * _saved(run, own.layers) + weights * own.parameters
+
+
+def disk(run: Run) -> float:
+    """Bytes, at most, of the model that a run leaves; NaN if unknown."""
+    own = shape(run.backbone, run.data.image_size)
+    if own is None:
+        return float("nan")
+    return SAVED * own.parameters * (1 if run.method.tune_backbone else ADDED)
+
+
+def cores(images_per_second: float) -> int:
+    """The idle cores that decode so many photographs, of 500 px, in a second."""
+    return math.ceil(images_per_second / READING_SPEED)
 
 
 def _is_puma(method: Method) -> bool:

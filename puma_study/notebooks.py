@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import sys
 import time
 import warnings
@@ -23,6 +24,7 @@ from typing import Any
 import nbformat
 import pandas as pd
 import papermill
+import torch
 from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
 from nbformat import NotebookNode
@@ -253,11 +255,48 @@ def _notes(runs: pd.DataFrame, images_per_second: float) -> list[str]:
             "stated and not measured (--images-per-second says another; "
             f"{needs.STATED_SPEED:,.0f} is assumed of a GPU of an A100's class)."
         )
+    notes += _limits(trained)
     notes.append(
         "An estimate, of training alone, one run after another. GPU GB: the most that a run needs, "
         "by arithmetic; micro_batch and recompute lower it. Nothing was trained."
     )
     return notes
+
+
+def _limits(trained: pd.DataFrame) -> list[str]:
+    """Lines about disk, GPU and cores of this machine, for the runs that are to be trained."""
+    if trained.empty:
+        return []
+    models = trained["disk"].sum()
+    in_checkpoints = trained["disk"].max() * needs.IN_CHECKPOINTS / needs.SAVED
+    folders = [paths.RESULTS, *paths.RESULTS.parents]
+    existing = next(folder for folder in folders if folder.exists())
+    free = shutil.disk_usage(existing).free / 1e9
+    lines = [
+        f"Disk: {models:.1f} GB of models at most, {in_checkpoints:.1f} GB of checkpoints of a run "
+        f"that trains; {free:.0f} GB are free."
+    ]
+    if torch.cuda.is_available():
+        there = torch.cuda.mem_get_info()[0] / 1e9
+        most = trained["memory"].max()
+        if most > there:
+            lines.append(
+                f"A run needs {most:.0f} GB of the GPU, and {there:.0f} are free: "
+                "-p micro_batch=auto takes as many images at once as fit, for the same gradient."
+            )
+    from_files = trained[trained["files"].astype(bool)]
+    if len(from_files):
+        speed = (from_files["images"] / from_files["hours"]).max() / 3600
+        has = os.cpu_count() or 1
+        if hasattr(os, "sched_getaffinity"):
+            has = len(os.sched_getaffinity(0))
+        needed = needs.cores(speed)
+        if needed > has:
+            lines.append(
+                f"Cores: {speed:,.0f} images/s of photographs of 500 px need {needed} that do "
+                f"nothing else, and there are {has}: training would wait for images (docs/gpu.md)."
+            )
+    return lines
 
 
 def _planning_cells(
@@ -303,7 +342,7 @@ def _planned(cell: NotebookNode) -> pd.DataFrame:
     """The table of runs, with the columns `_PLANNED`, that a cell of `PLANNING` printed."""
     printed = [output.text for output in cell.outputs if output.get("name") == "stdout"]
     table = pd.DataFrame(json.loads("".join(printed)), columns=_PLANNED)
-    return table.astype({"images": int, "hours": float, "memory": float})
+    return table.astype({"images": int, "hours": float, "memory": float, "disk": float})
 
 
 # ---- executed

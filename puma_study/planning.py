@@ -14,9 +14,22 @@ from . import needs, store
 from .rows import Ensemble, seeded_rows
 from .runs import list_runs
 
+# The benchmark whose images come decoded.
+EMBEDDED = "mini"
 # Methods that train nothing.
 UNTRAINED = ("pretrained", "whitened")
-COLUMNS = ["method", "images", "kept", "hours", "measured", "memory", "data", "weights"]
+COLUMNS = [
+    "method",
+    "images",
+    "kept",
+    "hours",
+    "measured",
+    "memory",
+    "disk",
+    "files",
+    "data",
+    "weights",
+]
 
 
 def plan(
@@ -35,6 +48,8 @@ def plan(
       image size and device), else from `images_per_second` of a ViT-S at 224 px, scaled by the
       operations of the run's backbone and image size;
     - `memory` of a GPU in GB, NaN where unknown (see `needs`);
+    - `disk` in GB, for the model that is kept;
+    - `files`: whether its images are decoded from files;
     - `data`, `weights`: what is missing on this machine, with the remedy, or "".
 
     Images of a benchmark whose counts are known, such as "paper", need not be there.
@@ -50,12 +65,14 @@ def plan(
         is_measured = alike in speeds
         hours = 0.0
         memory = 0.0
+        disk = 0.0
         if own.images:
             speed = images_per_second / needs.relative_cost(run)
             if is_measured:
                 speed = speeds[alike]
             hours = own.images / speed / 3600
             memory = needs.memory(run) / 1e9
+            disk = needs.disk(run) / 1e9
         lines[own.name] = [
             run.method.name,
             own.images,
@@ -63,6 +80,8 @@ def plan(
             hours,
             is_measured,
             memory,
+            disk,
+            run.data.benchmark != EMBEDDED,
             own.data,
             own.weights,
         ]

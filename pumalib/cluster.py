@@ -1,7 +1,7 @@
 """Work on a Dask cluster.
 
 `run_each` sends calls to any scheduler's workers, `local` starts such workers on this machine.  See
-docs/clusters.md for how to start workers on other machines, and what they must share.
+docs/gpu.md for how to start workers on other machines, and what they must share.
 """
 
 import logging

@@ -101,6 +101,14 @@ class TestTrainingStep:
         )
         assert eight.operations() == pytest.approx(four, rel=0.01)
 
+    def test_operations_are_counted_on_one_image(self, batch, monkeypatch):
+        step = bench.TrainingStep("full", *batch, SETTING)
+        seen = []
+        monkeypatch.setattr(step, "draw_gates", lambda count: seen.append(count) or {})
+        step.operations()
+        step.run()
+        assert seen == [1, 4], "a batch would need the memory of a larger GPU"
+
     def test_memory_has_weights_gradients_and_the_optimisers_two_means(self, batch):
         step = bench.TrainingStep("full", *batch, SETTING)
         step.run()
@@ -154,6 +162,15 @@ class TestPhotographs:
         assert (torch.get_num_threads(), paths.CACHE) == before
         assert table.at["authors (Pillow, torchvision)", "ratio"] == 1
         assert (table > 0).all(axis=None)
+
+    def test_decoders_give_batches_alike(self, tmp_path):
+        table = bench.decoding_times(FEW, 4).set_index("way")
+        assert table.at["ours, from the files", "ratio"] == 1
+        assert (table > 0).all(axis=None)
+        settings = bench.photographs(tmp_path, FEW, 224)
+        (images,) = reading._torchvision_stream(data.load(settings), [np.array([0, 1, 2])])
+        assert images.shape == (3, 3, 224, 224)
+        assert -1 <= images.min() < images.max() <= 1
 
     def test_small_files_have_a_first_and_later_epochs(self):
         setting = bench.StepSetting("mini_vit", 48, torch.float32, CPU)

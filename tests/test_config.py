@@ -97,7 +97,7 @@ WRONG = {
     "dim": [0, 10**9],
     "clip_value": [-1],
     "flip": ["perhaps"],
-    "micro_batch": [-4],
+    "micro_batch": [-4, "all", True],
     "device": ["gpu"],
     "precision": ["float16"],
     "image_size": [0],

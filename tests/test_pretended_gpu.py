@@ -20,7 +20,7 @@ from puma_study import figures
 from pumalib import config, embedder, evaluation, index, losses, models, paths, training
 from pumalib.data import batches, images
 from pumalib.evaluation import search
-from pumalib.training import loop, parallel, run_folder
+from pumalib.training import loop, memory, parallel, run_folder
 
 DATA = config.Data(datasets=("aircraft",), image_size=48, shots=2)
 RECIPE = config.Training(epochs=1, batch_size=20, lr=1e-3, device="cuda")
@@ -126,6 +126,27 @@ def test_a_step_of_every_loss_waits_as_often_as_is_written(name, gpu, tmp_path):
 def test_a_step_of_every_recipe_waits_for_nothing(recipe, gpu, tmp_path):
     run = replace(RUN, training=replace(RECIPE, **recipe))
     assert counted(run, tmp_path, gpu) == [(0, 0)]
+
+
+def test_as_many_images_as_fit_pass_at_once_with_the_same_gradient(gpu, tmp_path, monkeypatch):
+    whole = loop.build(RUN, tmp_path / "whole")
+    assert whole.micro_batch == 0, "16 GB hold twenty images"
+    of_image = memory.saved_by_an_image(whole.model, 48, "float32")
+    parameters = [*whole.model.parameters(), *whole.loss.parameters()]
+    trained = 12 * sum(one.numel() for one in parameters if one.requires_grad)
+
+    by_memory = replace(RUN, training=config.Training(**vars(RECIPE) | {"micro_batch": "auto"}))
+    enough = (trained + 8.5 * of_image) / memory.SHARE
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (enough, enough))
+    setup, parts = fit(by_memory, tmp_path / "parts")
+    assert setup.micro_batch == 8
+    _, log = fit(RUN, tmp_path / "log")
+    assert parts[0]["loss"] == pytest.approx(log[0]["loss"], rel=1e-5)
+    assert run_folder.run_name(by_memory) == run_folder.run_name(RUN)
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (trained, trained))
+    with pytest.raises(ValueError, match=r"an image of 48 px needs .* GB .* recompute = true"):
+        loop.build(by_memory, tmp_path / "little")
 
 
 def test_the_losses_of_ten_steps_are_read_at_once(gpu, tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ import pytest
 import safetensors.torch
 import torch
 from PIL import Image
+from tqdm import tqdm
 
 from pumalib import config, data, embedder, losses, models, training
 from pumalib.training import checkpoint, loop, parallel, run_folder, watch
@@ -526,6 +527,22 @@ def test_every_device_and_precision_learns_the_same(
         [row["loss"] for row in r["log"]] for r in (record, run_folder.read_record(uninterrupted))
     )
     assert mine == pytest.approx(its, rel=bound) and (mine != its or precision == "float32")
+
+
+def test_a_compiled_network_learns_the_same_under_another_name(
+    uninterrupted, tmp_path, monkeypatch
+):
+    """By dynamo's graphs alone: kernels take a minute to compile."""
+    monkeypatch.setattr(loop, "COMPILER", "eager")
+    run = replace(RUN, training=replace(RECIPE, compile=True))
+    setup = loop.build(run, tmp_path)
+    with tqdm(disable=True) as bar:
+        mine = loop.fit(setup, tmp_path, bar).log
+    its = run_folder.read_record(uninterrupted)["log"]
+    assert [row["loss"] for row in mine] == pytest.approx([row["loss"] for row in its], rel=1e-5)
+    assert training.run_name(run) != training.run_name(RUN)
+    off = replace(RUN, training=replace(RECIPE, compile=False))
+    assert training.run_name(off) == training.run_name(RUN)
 
 
 def test_devices():

@@ -40,7 +40,7 @@ def pages(build: str | None) -> None:
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda")
 @click.option("--rounds", type=click.IntRange(1), help="turns of each; without: 1 or 7")
 def bench(parts: tuple[str, ...], size: str, device: str, rounds: int | None) -> None:
-    """Time PARTS (losses, training, data, small, search; none: all) beside references.
+    """Time PARTS (losses, training, data, decoders, small, search; none: all) beside references.
 
     Each is written to results/bench/<part>-<device>.csv; quick ones only below PUMALIB_RESULTS.
     """

@@ -43,6 +43,7 @@ USE = [
     "docs/running.md",
     "docs/photos.md",
     "docs/other-profiles.md",
+    "docs/gpu.md",
 ]
 OTHERS = ["CHANGELOG.md", "data/mini/README.md"]
 CARDS = "pumalib/kept/*/README.md"

@@ -28,7 +28,7 @@ CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
 # ---- types of fields
 
 
-def _no_bool(value: Any) -> Any:
+def no_bool(value: Any) -> Any:
     """Refuse true and false, which Python takes for 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("a number is needed, not true or false")
@@ -56,7 +56,7 @@ def distinct(values: tuple) -> tuple:
     return values
 
 
-_Number = BeforeValidator(_no_bool)
+_Number = BeforeValidator(no_bool)
 Count = Annotated[int, _Number, Field(ge=0, le=10**9)]
 Positive = Annotated[int, _Number, Field(ge=1, le=10**6)]
 Number = Annotated[float, _Number, Field(allow_inf_nan=False)]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic.dataclasses import dataclass
 
 from .methods import METHODS, Method
@@ -26,6 +26,7 @@ from .reading import (
     checked,
     distinct,
     is_asked_for,
+    no_bool,
     ordered,
 )
 
@@ -63,6 +64,17 @@ class Data:
     shots: Count = 0
     # Leave unreadable images out, with a warning, instead of stopping.
     drop_unreadable: bool = False
+
+
+# `micro_batch` "auto".
+BY_MEMORY = -1
+
+
+def _images_at_once(value: Any) -> Any:
+    """What "auto" is kept as; other values as they are."""
+    if value == "auto":
+        return BY_MEMORY
+    return no_bool(value)
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -106,10 +118,13 @@ class Training:
     score_epochs: Count = added(0)
     # Stop after this number of scores in a row without a new best; 0 = never.
     patience: Count = added(0)
+    # Let torch.compile make kernels of the network: other roundings, so another run.
+    compile: bool = added(False)
 
     # What follows (NOT_IN_FINGERPRINT) cannot change a number beyond rounding.
-    # Images per forward pass; 0 = the whole batch; less memory, the same gradient.
-    micro_batch: Count = 0
+    # Images per forward pass; 0 = the whole batch; less memory, the same gradient.  "auto", kept as
+    # -1: as many as the free memory of a GPU allows.
+    micro_batch: Annotated[int, BeforeValidator(_images_at_once), Field(ge=-1, le=10**9)] = 0
     # Processes that decode images.
     workers: Annotated[Count, Field(le=1024)] = 0
     # "auto": the GPU if there is one.

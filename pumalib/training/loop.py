@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .. import data, evaluation, losses, models, paths, progress
-from ..config import Run, Training
+from ..config import BY_MEMORY, Run, Training
 from ..data import Benchmark, batches
 from ..data.images import View, to_device, unreadable
 from ..data.table import warn_of_duplicates
 from ..embedder import embed_rows, true_float32
 from ..models import whitening
-from . import checkpoint, held_out, parallel, run_folder, watch
+from . import checkpoint, held_out, memory, parallel, run_folder, watch
 from .checkpoint import Reached
 from .run_folder import CHECKPOINTS, SETTINGS, write_text
 from .watch import Step
@@ -46,6 +46,8 @@ OPEN_LOSS_SHARE = 0.02
 # The losses of so many steps are read from a GPU at once: each reading waits for it.  More would
 # save little, and let more batches pile up in memory.
 READ_EVERY = 10
+# That of torch.compile; on a CPU it needs a C++ compiler.
+COMPILER = "inductor"
 # From this compute capability on (Ampere) GPUs have bfloat16; older ones emulate it.
 BFLOAT16_CAPABILITY = (8, 0)
 # The project's folders that a run's numbers can depend on.
@@ -78,6 +80,7 @@ class Setup:
     loss: losses.base.Loss
     device: torch.device
     precision: str  # "float32" or "bfloat16"
+    micro_batch: int  # images that pass the network at once; 0: the whole batch
     environment: dict[str, Any]  # facts to repeat the run, see `machine`
     scored: Benchmark | None = None  # its `test` split is scored during training
 
@@ -168,12 +171,33 @@ def build(run: Run, folder: Path) -> Setup:
     model = model.to(device).train()
     loss = loss.to(device).train()
     model.recompute = run.training.recompute
+    if run.training.compile:
+        model.compile(backend=COMPILER)
     if device.type == "cpu" and precision == "bfloat16":
         use_plain_attention(model)
-    setup = Setup(run, benchmark, labels, model, loss, device, precision, environment, scored)
+    micro_batch = _micro_batch(run, model, loss, device, precision)
+    setup = Setup(
+        run, benchmark, labels, model, loss, device, precision, micro_batch, environment, scored
+    )
     if run.method.head == "whitened":
         _whiten(setup, folder)
     return setup
+
+
+def _micro_batch(
+    run: Run, model: models.EmbeddingModel, loss: nn.Module, device: torch.device, precision: str
+) -> int:
+    """The images that pass the network at once: what the run says, or what fits into a GPU."""
+    asked = run.training.micro_batch
+    if asked != BY_MEMORY:
+        return asked
+    if device.type != "cuda":
+        return 0
+    free, _ = torch.cuda.mem_get_info(device)
+    mine = -(-run.training.batch_size // parallel.size())
+    return memory.micro_batch(
+        model, loss, count=mine, size=run.data.image_size, precision=precision, free=free
+    )
 
 
 def _whiten(setup: Setup, folder: Path) -> None:
@@ -263,7 +287,7 @@ def fit(setup: Setup, folder: Path, bar: tqdm) -> Reached:
         parallel.leave()
         return Reached(epoch=recipe.epochs)
 
-    parallel.check_batch_norm(setup.model, recipe.micro_batch)
+    parallel.check_batch_norm(setup.model, setup.micro_batch)
     optimizer = make_optimizer(setup.model, setup.loss, recipe)
     reached = checkpoint.resume(folder, setup.model, setup.loss, optimizer)
     if parallel.size() > 1:
@@ -488,7 +512,7 @@ def _step(fitting: _Fitting, images: Tensor, rows: np.ndarray, lr: float) -> Ste
 
     fitting.optimizer.zero_grad(set_to_none=True)
     fitting.watch.begin()
-    loss = parallel.backward(setup.model, setup.loss, batch, recipe.micro_batch, setup.precision)
+    loss = parallel.backward(setup.model, setup.loss, batch, setup.micro_batch, setup.precision)
     if recipe.clip_value:
         nn.utils.clip_grad_value_(fitting.parameters, recipe.clip_value)
     fitting.optimizer.step()
@@ -674,7 +698,7 @@ def _open_loss_batches(setup: Setup) -> list[np.ndarray]:
 
 def _embedded(setup: Setup, images: Tensor) -> Tensor:
     """Embed images (B, dim) in the precision of training, one micro-batch at a time."""
-    parts = images.split(setup.run.training.micro_batch or len(images))
+    parts = images.split(setup.micro_batch or len(images))
     enabled = setup.precision == "bfloat16"
     with torch.autocast(images.device.type, torch.bfloat16, enabled=enabled):
         return torch.cat([setup.model(part) for part in parts])

@@ -12,7 +12,13 @@ from .losses import (
     losses_beside_cross_entropy,
     losses_beside_library,
 )
-from .reading import PhotographSizes, photographs, reading_times, small_file_times
+from .reading import (
+    PhotographSizes,
+    decoding_times,
+    photographs,
+    reading_times,
+    small_file_times,
+)
 from .search import (
     EIGHT_DATASETS,
     embeddings_of,
@@ -32,6 +38,7 @@ __all__ = [
     "StepSetting",
     "TrainingSizes",
     "TrainingStep",
+    "decoding_times",
     "embeddings_of",
     "environment",
     "losses_beside_cross_entropy",

@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,6 +99,64 @@ def reading_times(sizes: PhotographSizes, batch: int) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def decoding_times(sizes: PhotographSizes, batch: int) -> pd.DataFrame:
+    """Time from photographs to training batches of 224 px, on one core, by decoder.
+
+    torchvision.io decodes to the same pixels; its crops differ from ours by up to 3 of 255 levels.
+    Returns the columns way, kilobytes of a file, images_per_second_per_core, and ratio to ours.
+    """
+    with tempfile.TemporaryDirectory() as folder, _one_thread(), _cache_in(Path(folder) / "cache"):
+        settings = photographs(Path(folder) / "photos", sizes, 224)
+        files = data.load(settings)
+        assert files.root is not None
+        kilobytes = np.mean([(files.root / path).stat().st_size for path in files.images["path"]])
+        prepared.prepare(files)
+        copies = prepared.use_prepared(files)
+        ours = "ours, from the files"
+        ways = {
+            ours: lambda order: _stream(files, settings, order),
+            "ours, from prepared files": lambda order: _stream(copies, settings, order),
+            "torchvision.io, transforms on uint8": lambda order: _torchvision_stream(files, order),
+        }
+        spent = _seconds_of_batches(ways, sizes.images, batch)
+
+    rows = []
+    for name, turns in spent.items():
+        rows.append(
+            {
+                "way": name,
+                "kilobytes": kilobytes / 1e3,
+                # The fastest: other work on the machine slows the others.
+                "images_per_second_per_core": batch / turns.min(),
+                "ratio": np.median(spent[ours] / turns),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _torchvision_stream(benchmark: Benchmark, order: Sequence[np.ndarray]) -> Iterator[Tensor]:
+    """Training batches (B, 3, 224, 224), decoded and cut out by torchvision alone."""
+    from torchvision import io
+    from torchvision.transforms import v2
+
+    cut = v2.Compose(
+        [
+            v2.RandomResizedCrop(224, scale=(0.2, 1.0), interpolation=v2.InterpolationMode.BICUBIC),
+            v2.RandomHorizontalFlip(),
+        ]
+    )
+    assert benchmark.root is not None
+    files = [str(benchmark.root / path) for path in benchmark.images["path"]]
+    # That TorchCodec is to replace it.
+    warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
+    for positions in order:
+        images = []
+        for position in positions:
+            decoded = io.decode_jpeg(io.read_file(files[position]), mode=io.ImageReadMode.RGB)
+            images.append(cut(decoded))
+        yield torch.stack(images).float().div_(255).sub_(0.5).div_(0.5)
 
 
 def _seconds_of_batches(

@@ -101,6 +101,13 @@ def reading_table(full: bool, clock: Clock) -> pd.DataFrame:
     return reading.reading_times(reading.PhotographSizes(8, narrowest=500, widest=1201), 4)
 
 
+def decoder_table(full: bool, _clock: Clock) -> pd.DataFrame:
+    """Decoding photographs of 500 px, on one CPU core for every device."""
+    if full:
+        return reading.decoding_times(reading.PhotographSizes(120, narrowest=500, widest=501), 30)
+    return reading.decoding_times(reading.PhotographSizes(8, narrowest=500, widest=501), 4)
+
+
 def small_file_table(full: bool, clock: Clock) -> pd.DataFrame:
     """Training steps on small files, against steps on images in memory."""
     if full:
@@ -126,6 +133,7 @@ PARTS: dict[str, Callable[[bool, Clock], pd.DataFrame]] = {
     "losses": loss_table,
     "training": training_table,
     "data": reading_table,
+    "decoders": decoder_table,
     "small": small_file_table,
     "search": search_table,
 }
