@@ -10,6 +10,7 @@ import time
 import warnings
 from pathlib import Path
 
+import forks
 import numpy as np
 import pandas as pd
 import pytest
@@ -464,10 +465,7 @@ def test_workers_of_a_fork_server_decode(tmp_path):
     for number in range(4):
         photo(64, 64, number).save(tmp_path / f"{number}.jpg")
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=of_a_fork_server, args=[tmp_path, theirs]
-    )
-    process.start()
+    process = forks.start(of_a_fork_server, tmp_path, theirs)
     assert ours.poll(200)
     sums = ours.recv()
     process.join()

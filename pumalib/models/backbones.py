@@ -66,9 +66,10 @@ def create(
             _load(model, _fitting(source, name, outline), source, name)
         return model
 
-    outline = _outline(name, image_size, pooling)
     if not isinstance(source, Path):
+        _require_possible(name, image_size, pooling)
         return _from_timm(name, source == "hub", image_size, pooling)
+    outline = _outline(name, image_size, pooling)
     if source.suffix == ".npz":
         _require_own_grids(source, name, _arrays(source, name), outline, image_size)
         model = _from_timm(name, False, image_size, pooling)
@@ -156,6 +157,12 @@ def _embedded_names() -> str:
 
 
 # ---- timm's models
+
+
+@lru_cache
+def _require_possible(name: str, image_size: int | None, pooling: str) -> None:
+    """Raise ValueError where `_outline` does; it takes a second, so that each is tried once."""
+    _outline(name, image_size, pooling)
 
 
 def _outline(name: str, image_size: int | None, pooling: str) -> nn.Module:

@@ -232,8 +232,10 @@ def _authors_stream(benchmark: Benchmark, order: Sequence[np.ndarray]) -> Iterat
         yield torch.stack([transform(image) for image in images])
 
 
-def small_file_times(sizes: PhotographSizes, batch: int, clock: Clock) -> pd.DataFrame:
-    """Time steps of a DeiT-Tiny on small files against the same steps on a batch in memory.
+def small_file_times(
+    sizes: PhotographSizes, batch: int, clock: Clock, backbone: str = "deit_tiny_patch16_224"
+) -> pd.DataFrame:
+    """Time steps of a backbone on small files against the same steps on a batch in memory.
 
     At 96 px in float32 as in the profile `photos-96`, and at 128 px in bfloat16 as in `photos`, in
     turns; a first epoch, which decodes, and `clock.rounds` later ones.  Returns the columns method,
@@ -242,7 +244,7 @@ def small_file_times(sizes: PhotographSizes, batch: int, clock: Clock) -> pd.Dat
     tables = []
     for method in ("linear", "puma"):
         for pixels, dtype in ((96, torch.float32), (128, torch.bfloat16)):
-            setting = StepSetting("deit_tiny_patch16_224", pixels, dtype, clock.device)
+            setting = StepSetting(backbone, pixels, dtype, clock.device)
             spent = _small_file_seconds(method, sizes, batch, setting, clock)
             tables.append(_first_and_later(method, sizes.images, batch, setting, spent))
     return pd.concat(tables, ignore_index=True)

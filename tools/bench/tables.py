@@ -114,7 +114,7 @@ def small_file_table(full: bool, clock: Clock) -> pd.DataFrame:
         sizes = reading.PhotographSizes(450, narrowest=96, widest=129)
         return reading.small_file_times(sizes, 90, clock)
     sizes = reading.PhotographSizes(8, narrowest=96, widest=129)
-    return reading.small_file_times(sizes, 4, clock)
+    return reading.small_file_times(sizes, 4, clock, "test_vit")
 
 
 def search_table(full: bool, clock: Clock) -> pd.DataFrame:
