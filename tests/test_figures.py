@@ -1136,19 +1136,31 @@ FIGURES = {
 }
 
 
-# GitHub shows a figure at most this wide, in pixels; files have 150 to an inch.
+# GitHub shows a figure at most this wide, in pixels, on a page and on a phone of 390 pixels; files
+# have 150 to an inch.
 SHOWN_WIDTH = 830
+PHONE_WIDTH = 358
+
+
+def letters_below_nine_pixels(figure, width):
+    """The texts of a figure with letters of less than 9 pixels where it is shown `width` wide."""
+    scale = 150 / 72 * min(1, width / (150 * figure.get_figwidth()))
+    texts = [text for text in figure.findobj(plt.Text) if text.get_text().strip()]
+    assert texts
+    return {one.get_text() for one in texts if scale * one.get_fontsize() < 9}
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_letters_are_at_least_nine_pixels_high_where_github_shows_them(name, benchmark):
-    figure = FIGURES[name](benchmark)
-    pixels = 150 * figure.get_figwidth()
-    scale = 150 / 72 * min(1, SHOWN_WIDTH / pixels)
-    texts = [text for text in figure.findobj(plt.Text) if text.get_text().strip()]
-    assert texts
-    too_small = {one.get_text() for one in texts if scale * one.get_fontsize() < 9}
-    assert too_small == set()
+    assert letters_below_nine_pixels(FIGURES[name](benchmark), SHOWN_WIDTH) == set()
+
+
+def test_the_figure_of_the_readme_is_read_on_a_phone():
+    table = pd.DataFrame({"panel": "unified", "rival": ["one", "two"], "points": [1.0, 2.0]})
+    figure = figures.claimed_and_measured(
+        table.assign(low=0.0, high=3.0, paper=4.0), "PUMA", "points"
+    )
+    assert letters_below_nine_pixels(figure, PHONE_WIDTH) == set()
 
 
 class TestSaved:

@@ -139,7 +139,8 @@ def name_points(axis: Axes, names: Sequence[Name], levels: Sequence[Name] = ()) 
 def name_clusters(axis: Axes, names: Sequence[Name], clusters: Sequence[np.ndarray]) -> None:
     """Write names onto clusters, each near the middle of its points (n, 2), without overlap.
 
-    Of `names` the text and the colour are used.  The panel's limits must be final.
+    Of `names` only the text is used: letters in a cluster's own colour would not be read on it.
+    The panel's limits must be final.
     """
     width, height = _size(axis)
     taken: list[Box] = []
@@ -155,9 +156,7 @@ def name_clusters(axis: Axes, names: Sequence[Name], clusters: Sequence[np.ndarr
         chosen = int(np.argmax(free))
         taken.append(boxes[chosen])
         x, y = in_order[chosen]
-        text = axis.text(
-            x, y, one.text, color=_ink(one.colour), size=SIZE, ha="center", va="center"
-        )
+        text = axis.text(x, y, one.text, color="black", size=SIZE, ha="center", va="center")
         text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
 
 
