@@ -114,13 +114,13 @@ class CountedRow:
     agrees: bool  # to the rounding of the print
 
 
-def parameters() -> pd.DataFrame:
-    """Trainable and total parameters of each row of Tables 2, 3, 4, 6 and 7, counted from `models`.
+def parameters(tables: Iterable[int] = WITH_PARAMETERS) -> pd.DataFrame:
+    """Trainable and total parameters of each row of these tables, counted from `models`.
 
     A row per row of the print, with the columns of `CountedRow`.
     """
     rows = []
-    for number in WITH_PARAMETERS:
+    for number in tables:
         for row, printed in table(number).astype(object).iterrows():
             rows.append(asdict(_counted(number, str(row), printed)))
     return pd.DataFrame(rows)

@@ -203,7 +203,7 @@ def records(names: Iterable[str], profile: str | Path) -> dict[str, FinishedRun]
     Raises ValueError, with names that are near, where one is not kept, and `Failed` where it has no
     numbers.
     """
-    known = read(profile)
+    known = _records(states(profile))
     found = {}
     for name in names:
         if name not in known:
