@@ -181,7 +181,7 @@ def of_images(table: pd.DataFrame) -> pd.DataFrame:
     """The natural logarithm of the images of 27_cost_on_faces, a repetition being a seed.
 
     Rows are losses.  A seed that never reached the target counts as all images that it saw, less
-    than it needs: so a difference of two losses is told too small, never too large.
+    than it needs: so a difference of two losses is stated too small, never too large.
     """
     lines = table.rename(columns={"loss": "row", "seed": "repetition"})
     return lines.assign(column="log images", value=np.log(table["images"]))[COLUMNS]

@@ -66,7 +66,7 @@ class Results:
         table = part.pivot(index="row", columns="dataset", values=value)
         return table.loc[list(self.names), part["dataset"].unique()]
 
-    def beside(self, printed: pd.DataFrame = NOTHING) -> pd.DataFrame:
+    def with_paper_values(self, printed: pd.DataFrame = NOTHING) -> pd.DataFrame:
         """R@1 in percent: seeds, unified and harmonic with intervals, then each dataset.
 
         `printed` is `printed.table(n)` with our row names: what it has stands in brackets, of

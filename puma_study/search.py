@@ -267,7 +267,7 @@ class MethodGrid:
     @property
     def columns(self) -> list[str]:
         """The columns of the `table`."""
-        of_trial = ["row", "rate", "knob", "value", "seed", "epochs", "mirrored"]
+        of_trial = ["row", "rate", "hyperparameter", "value", "seed", "epochs", "mirrored"]
         return [*of_trial, "harmonic", "unified", "open_loss", "run", "chosen"]
 
     def pending(self, scores: MethodScores) -> list[MethodTrial]:
@@ -434,7 +434,7 @@ class MethodGrid:
         return {
             "row": trial.row,
             "rate": trial.setting.rate,
-            "knob": hyperparameter_of(trial.row).name,
+            "hyperparameter": hyperparameter_of(trial.row).name,
             "value": trial.setting.value,
             "seed": trial.seed,
             "epochs": run.training.epochs,

@@ -1202,7 +1202,7 @@ class TestSaved:
 def search(row, harmonic, **more):
     """A table of a search: one row at 1e-4 and 3e-4, at 8 epochs and seed 0."""
     table = pd.DataFrame({"rate": [1e-4, 3e-4], "harmonic": harmonic})
-    fixed = {"row": row, "knob": "adapter_scale", "value": 0.1, "seed": 0, "epochs": 8}
+    fixed = {"row": row, "hyperparameter": "adapter_scale", "value": 0.1, "seed": 0, "epochs": 8}
     return table.assign(**{**fixed, "mirrored": True, "chosen": False, **more})
 
 
@@ -1229,7 +1229,12 @@ class TestTheTrial:
         assert full.get_ylim()[0] == 34
 
     def test_where_it_wins_names_every_place_without_a_run(self):
-        columns = {"stage": "mini", "points": [3.0, -4.0], "low": [1.0, -5.0], "high": [6.0, -2.0]}
+        columns = {
+            "benchmark": "mini",
+            "points": [3.0, -4.0],
+            "low": [1.0, -5.0],
+            "high": [6.0, -2.0],
+        }
         places = pd.DataFrame({**columns, "seeds": [3, 1]})
         of_sets = places.assign(dataset=["birds_cub", "cars"], frozen=[40.0, 10.0])
         small = places.assign(place=["1", "2"], aside=[False, True])

@@ -106,8 +106,8 @@ def test_a_page_says_what_is_kept(name, kept_of):
 
 def test_the_numbers_of_a_row_are_the_mean_of_its_runs(readmes):
     """PUMA's R@1 and its parameters, from other code, beside the printed R@1."""
-    names = runs_of("PUMA", readmes.stage)
-    records = [store.record(name, RESULTS / readmes.stage) for name in names]
+    names = runs_of("PUMA", readmes.main_profile)
+    records = [store.record(name, RESULTS / readmes.main_profile) for name in names]
     tables = [record.scores() for record in records]
 
     unified, harmonic = [
@@ -225,7 +225,7 @@ def test_named_runs_are_a_row(monkeypatch):
 
 def test_a_reading_stands_beside_both_effects(readmes):
     """As notebook 17 kept it; of `stochastic-adapter` cars decide, on which the paper gains."""
-    kept = pd.read_csv(RESULTS / readmes.stage / "claims_readings.csv", index_col="name")
+    kept = pd.read_csv(RESULTS / readmes.main_profile / "claims_readings.csv", index_col="name")
     claim = kept.loc["stochastic-adapter"]
     line = f"| {claim['claim']} | {claim['paper']:+.1f} | {claim['ours']} | {claim['reading']} |"
     assert page_parts.readings(readmes, ["stochastic-adapter"]).splitlines()[2] == line
@@ -290,9 +290,9 @@ def test_the_command_writes_and_draws(copied, tmp_path, monkeypatch, capsys):
     root = tmp_path / "project"
     root.mkdir()
     (root / "a.md").write_text(GAP.format(""), encoding="utf-8")
-    monkeypatch.setattr(pages, "PAGES", {"a.md": page_rows.STAGE})
+    monkeypatch.setattr(pages, "PAGES", {"a.md": page_rows.MAIN_PROFILE})
     monkeypatch.setattr(paths, "ROOT", root)
-    drawn = copied.folder / page_rows.STAGE / "claimed_and_measured.csv"
+    drawn = copied.folder / page_rows.MAIN_PROFILE / "claimed_and_measured.csv"
     drawn.unlink()
     assert main(["pages"]) == 0
     assert "| PUMA minus LoRA |" in (root / "a.md").read_text(encoding="utf-8")
@@ -325,9 +325,9 @@ def test_the_figure_shows_measured_and_printed_differences(readmes):
 
 def test_readmes_figure_was_drawn_from_what_is_kept(readmes):
     """... or `python -m tools pages` draws it anew, and writes its numbers beside it."""
-    file = RESULTS / readmes.stage / "claimed_and_measured.csv"
+    file = RESULTS / readmes.main_profile / "claimed_and_measured.csv"
     pd.testing.assert_frame_equal(pd.read_csv(file), page_rows.claimed(readmes))
-    assert f"results/{readmes.stage}/claimed_and_measured.png" in README
+    assert f"results/{readmes.main_profile}/claimed_and_measured.png" in README
 
 
 def test_a_figure_is_saved_alike_each_time_in_both_forms(readmes, tmp_path):

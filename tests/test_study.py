@@ -402,7 +402,7 @@ def test_differences_are_in_points_beside_the_paper(results):
 
 
 def test_a_table_is_shown_with_its_best_marked(results):
-    table = results.beside(PRINTED)
+    table = results.with_paper_values(PRINTED)
     values = results.wide()
     shown = study.marked(table, values).data
     first, second = values["unified"].sort_values(ascending=False).index[:2]
@@ -487,7 +487,7 @@ def test_a_headline_has_the_best_row_and_pairs(results):
 def test_a_name_alone_makes_no_dataset_of_the_paper(other, beside, results):
     names = {"photos": "cub", "aircraft": other}
     renamed = replace(results, tidy=results.tidy.replace({"dataset": names}))
-    shown = renamed.beside(PRINTED)["cub"].astype(str)
+    shown = renamed.with_paper_values(PRINTED)["cub"].astype(str)
     assert shown.str.contains("paper").all() == beside
 
 

@@ -12,19 +12,19 @@ from pathlib import Path
 
 def run_once(folder: Path, command: list[str]) -> int:
     """Run `command` if `folder` has no stamp of it; returns its status, 0 if it has one."""
-    told = shlex.join(command)
-    stamp = folder / hashlib.sha256(told.encode()).hexdigest()[:12]
+    shown = shlex.join(command)
+    stamp = folder / hashlib.sha256(shown.encode()).hexdigest()[:12]
     if stamp.is_file():
-        print(f"done before: {told}  (to do it again: rm {stamp})")
+        print(f"done before: {shown}  (to do it again: rm {stamp})")
         return 0
-    print(told, flush=True)
+    print(shown, flush=True)
     try:
         status = subprocess.run(command, check=False).returncode
     except KeyboardInterrupt:
         return 130
     if status == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        stamp.write_text(f"{told}\n")
+        stamp.write_text(f"{shown}\n")
     if status < 0:
         # As shells tell a signal.
         return 128 - status

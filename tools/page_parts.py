@@ -27,7 +27,7 @@ def _pair(said: str) -> tuple[str, str]:
 def claimed_figure(kept: Kept) -> str:
     """The picture of `page_rows.claimed`, for a page in the project's folder."""
     said = "PUMA minus each rival, printed and measured"
-    return f"![{said}](results/{kept.stage}/claimed_and_measured.png)"
+    return f"![{said}](results/{kept.main_profile}/claimed_and_measured.png)"
 
 
 def rows_table(

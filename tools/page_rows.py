@@ -14,7 +14,7 @@ from pumalib import config, evaluation, paths
 from pumalib.evaluation import Averages
 
 # The profile whose numbers README.md shows: the trial of docs/protocol.md.
-STAGE = "photos-8"
+MAIN_PROFILE = "photos-8"
 # In place of a profile, between two: what the second changes in a difference.
 AGAINST = " against "
 # Column names of the harmonic mean without one dataset begin so.
@@ -118,11 +118,11 @@ class Difference(NamedTuple):
 class Kept:
     """The numbers of kept runs that pages use, each computed once.
 
-    `stage` is the profile that is meant where none is named.
+    `main_profile` is the one that is meant where none is named.
     """
 
-    def __init__(self, stage: str = STAGE) -> None:
-        self.stage = stage
+    def __init__(self, main_profile: str = MAIN_PROFILE) -> None:
+        self.main_profile = main_profile
         self.rows = dict(ROWS)
         self.scorecard = functools.cache(self._scorecard)
         self.readings = functools.cache(_readings)
@@ -131,8 +131,8 @@ class Kept:
         self._files = functools.cache(_runs_of_rows)
 
     def profile(self, name: str) -> str:
-        """A profile by its name, or the stage where none is named."""
-        return name or self.stage
+        """A profile by its name, or the main one where none is named."""
+        return name or self.main_profile
 
     def row(self, key: str) -> Row:
         """A row by its key, or by `file/row`; ValueError where there is none."""
@@ -272,8 +272,8 @@ def claimed(kept: Kept) -> pd.DataFrame:
     """
     lines = []
     for column in evaluation.OVERALL:
-        for key in RIVALS[kept.stage]:
-            difference = kept.difference("puma", key, kept.stage, column)
+        for key in RIVALS[kept.main_profile]:
+            difference = kept.difference("puma", key, kept.main_profile, column)
             lines.append({"panel": column, "rival": kept.row(key).name, **difference._asdict()})
     table = pd.DataFrame(lines)
     unified = table[table["panel"] == evaluation.OVERALL[0]]

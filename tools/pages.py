@@ -22,17 +22,17 @@ import yaml
 from pumalib import paths
 
 from . import page_parts
-from .page_rows import STAGE, Kept
+from .page_rows import MAIN_PROFILE, Kept
 
 # The pages, and the profile that each one's markers mean where they name none.
 PAGES = {
-    "README.md": STAGE,
-    "docs/results.md": STAGE,
+    "README.md": MAIN_PROFILE,
+    "docs/results.md": MAIN_PROFILE,
     "docs/results-photos.md": "photos",
     "docs/results-mini.md": "mini",
     "docs/results-digest.md": "photos-21k",
-    "docs/which-method.md": STAGE,
-    "docs/report/report.md": STAGE,
+    "docs/which-method.md": MAIN_PROFILE,
+    "docs/report/report.md": MAIN_PROFILE,
 }
 # The page with the table of all models on images of other kinds.
 OWN_IMAGES = "docs/own-images.md"

@@ -152,9 +152,9 @@ def _copied(picture: Path, folder: Path) -> str:
 
 
 def draw_for_readme(kept: page_rows.Kept) -> list[Path]:
-    """Draw README.md's figure in results/<stage>, with its numbers, and return its files."""
+    """Draw README.md's figure in results/<profile>, with its numbers, and return its files."""
     table = page_rows.claimed(kept)
-    file = paths.RESULTS / kept.stage / "claimed_and_measured.csv"
+    file = paths.RESULTS / kept.main_profile / "claimed_and_measured.csv"
     with paths.written_whole(file) as temporary:
         table.to_csv(temporary, index=False)
     unit = "PUMA minus the rival (points of Recall@1)"

@@ -17,7 +17,7 @@ from .style import PAGE_WIDTH, SMALL, empty_panels, finish, one_scale, styled, w
 # The scale of the curves ends this many points of R@1 below the frozen backbone.
 DEPTH = 15
 # What the hyperparameter of a row is called in a title.
-KNOBS = {
+HYPERPARAMETERS = {
     "adapter_scale": "adapter's scale",
     "lora_scale": "LoRA's scale",
     "loss_lr_factor": "rate of the loss, times",
@@ -50,8 +50,10 @@ def tuning_curves(tuned: pd.DataFrame, frozen: float, epochs: int) -> Figure:
             axis.axhline(100 * frozen, color=DARK_GREY, linestyle=DASHED, linewidth=1.2)
         axis.set_xscale("log")
         axis.set(ylim=(bottom, top), xlim=_room_around(drawn["rate"]))
-        knob = part["knob"].iloc[0]
-        title = f"{shown(row)}\n{KNOBS.get(knob, knob)}\n{_values(part)}"
+        hyperparameter = part["hyperparameter"].iloc[0]
+        title = (
+            f"{shown(row)}\n{HYPERPARAMETERS.get(hyperparameter, hyperparameter)}\n{_values(part)}"
+        )
         axis.set_title(title, fontsize=8)
         write_plain_numbers(axis.xaxis)
         axis.minorticks_off()
@@ -161,8 +163,8 @@ def where_it_wins(
 ) -> Figure:
     """PUMA minus full fine-tuning: by dataset over the frozen backbone, and in four small panels.
 
-    `by_dataset` has a row per stage (benchmark) and dataset: stage, dataset, frozen (percent),
-    points, low, high and seeds.  `panels` has, by title, tables with stage, place (in order),
+    `by_dataset` has a row per benchmark and dataset: benchmark, dataset, frozen (percent),
+    points, low, high and seeds.  `panels` has, by title, tables with benchmark, place (in order),
     points (NaN without a run), low, high, seeds, and `aside`: true for runs of another training
     recipe, drawn hollow and not joined.  `note` is written into the large panel.
     """
@@ -172,8 +174,8 @@ def where_it_wins(
     grid = figure.add_gridspec(2, 4, width_ratios=[1.3, 1.3, 1, 1])
     large = figure.add_subplot(grid[:, :2])
     small = [figure.add_subplot(grid[line, column]) for line in (0, 1) for column in (2, 3)]
-    stages = [by_dataset["stage"], *(panel["stage"] for panel in panels.values())]
-    styles = styles_of(pd.concat(stages).dropna())
+    benchmarks = [by_dataset["benchmark"], *(panel["benchmark"] for panel in panels.values())]
+    styles = styles_of(pd.concat(benchmarks).dropna())
 
     _draw_datasets(large, by_dataset, styles)
     _shade_sides(large)
@@ -193,9 +195,9 @@ def where_it_wins(
 
 
 def _draw_datasets(axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyle]) -> None:
-    for stage, part in table.groupby("stage", sort=False):
-        own = styles[str(stage)]
-        _draw_points(axis, part["frozen"], part, own, label=str(stage))
+    for benchmark, part in table.groupby("benchmark", sort=False):
+        own = styles[str(benchmark)]
+        _draw_points(axis, part["frozen"], part, own, label=str(benchmark))
     if len(table):
         axis.set_xscale("log")
         # Room for the names at the right.
@@ -211,17 +213,17 @@ def _name_datasets(axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyl
     """Label the points by dataset where there is room; the panel's scale must be final."""
     names = []
     for one in table.itertuples():
-        colour = styles[str(one.stage)].colour
+        colour = styles[str(one.benchmark)].colour
         x, y, low, high = map(float, (one.frozen, one.points, one.low, one.high))
         names.append(Name(shown(one.dataset), colour, x, y, low, high))
     name_points(axis, names)
 
 
 def _draw_places(axis: Axes, panel: pd.DataFrame, styles: Mapping[str, RowStyle]) -> None:
-    """Draw differences at named places; a line joins the points of a stage."""
+    """Draw differences at named places; a line joins the points of a benchmark."""
     places = list(panel["place"].unique())
-    for stage, part in panel.dropna(subset=["points"]).groupby("stage", sort=False):
-        own = styles[str(stage)]
+    for benchmark, part in panel.dropna(subset=["points"]).groupby("benchmark", sort=False):
+        own = styles[str(benchmark)]
         x = part["place"].map(places.index)
         aside = part["aside"]
         axis.plot(x[~aside], part["points"][~aside], color=own.colour, linewidth=1)

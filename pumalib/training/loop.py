@@ -819,5 +819,5 @@ def _git(*arguments: str) -> str:
         return ""
     # No locks, as other processes may write git's index at the same time.
     command = [git, "--no-optional-locks", "-C", str(paths.ROOT), *arguments]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    return told.stdout.strip()
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    return finished.stdout.strip()

@@ -134,11 +134,11 @@ def require_same(described: str) -> None:
     """Raise ValueError, in all processes, unless all describe what they have by the same words."""
     if size() == 1:
         return
-    told = [""] * size()
-    dist.all_gather_object(told, described)
-    if len(set(told)) == 1:
+    gathered = [""] * size()
+    dist.all_gather_object(gathered, described)
+    if len(set(gathered)) == 1:
         return
-    each = "; ".join(f"process {number}: {words}" for number, words in enumerate(told))
+    each = "; ".join(f"process {number}: {words}" for number, words in enumerate(gathered))
     raise ValueError(
         f"the processes that train a run together begin differently ({each}): they need the same"
         " code, data and results folder, see PUMALIB_RESULTS"
