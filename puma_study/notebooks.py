@@ -276,14 +276,16 @@ def _limits(trained: pd.DataFrame) -> list[str]:
         f"Disk: {models:.1f} GB of models at most, {in_checkpoints:.1f} GB of checkpoints of a run "
         f"that trains; {free:.0f} GB are free."
     ]
-    if torch.cuda.is_available():
-        there = torch.cuda.mem_get_info()[0] / 1e9
-        most = trained["memory"].max()
-        if most > there:
-            lines.append(
-                f"A run needs {most:.0f} GB of the GPU, and {there:.0f} are free: "
-                "-p micro_batch=auto takes as many images at once as fit, for the same gradient."
-            )
+    # A CPU trains slower than it decodes.
+    if not torch.cuda.is_available():
+        return lines
+    there = torch.cuda.mem_get_info()[0] / 1e9
+    most = trained["memory"].max()
+    if most > there:
+        lines.append(
+            f"A run needs {most:.0f} GB of the GPU, and {there:.0f} are free: "
+            "-p micro_batch=auto takes as many images at once as fit, for the same gradient."
+        )
     from_files = trained[trained["files"].astype(bool)]
     if len(from_files):
         speed = (from_files["images"] / from_files["hours"]).max() / 3600
@@ -293,8 +295,9 @@ def _limits(trained: pd.DataFrame) -> list[str]:
         needed = needs.cores(speed)
         if needed > has:
             lines.append(
-                f"Cores: {speed:,.0f} images/s of photographs of 500 px need {needed} that do "
-                f"nothing else, and there are {has}: training would wait for images (docs/gpu.md)."
+                f"Cores: {speed:,.0f} images/s need {needed} that do nothing else, of photographs "
+                f"500 px wide (smaller ones need fewer), and there are {has}: training would wait "
+                "for images (docs/gpu.md)."
             )
     return lines
 

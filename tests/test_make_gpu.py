@@ -108,7 +108,7 @@ RUNS = {
 }
 
 
-def limits(monkeypatch, cores=64, free=None, **changes):
+def limits(monkeypatch, cores=64, free=80e9, **changes):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: free is not None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 80e9))
@@ -125,7 +125,8 @@ def test_a_plan_warns_of_too_few_cores_where_images_are_files(monkeypatch):
     needed = needs.cores(1000)
     assert len(limits(monkeypatch, cores=needed)) == 1
     _, line = limits(monkeypatch, cores=needed - 1)
-    assert f"1,000 images/s of photographs of 500 px need {needed} that" in line
+    assert f"1,000 images/s need {needed} that do nothing else" in line
+    assert len(limits(monkeypatch, cores=1, free=None)) == 1, "there is no GPU to wait"
     assert len(limits(monkeypatch, cores=1, files=[False, False])) == 1
 
 
