@@ -22,7 +22,7 @@ import yaml
 
 from pumalib import paths
 from tools import pages
-from tools.page_rows import STAGE
+from tools.page_rows import MAIN_PROFILE
 
 HERE = Path(__file__).parent
 
@@ -99,10 +99,10 @@ def copy_settings(place: "Place") -> None:
 def list_notebooks(results: Path) -> dict[str, Path]:
     """Files of executed notebooks, by path such as `results/photos/03_components.ipynb`.
 
-    Notebooks of the profile `STAGE` come first: a link that names no profile leads to these.
+    Notebooks of the profile `MAIN_PROFILE` come first: a link that names no profile leads to these.
     """
     folders = sorted(folder for folder in results.iterdir() if folder.is_dir())
-    folders.sort(key=lambda folder: folder.name != STAGE)
+    folders.sort(key=lambda folder: folder.name != MAIN_PROFILE)
     found = {}
     for folder in folders:
         for file in sorted(folder.glob("[0-9]*.ipynb")):
