@@ -76,14 +76,19 @@ def test_the_contents_name_every_executed_notebook_docs_page_and_room(site):
     assert made <= set(named), made - set(named)
 
 
-def test_home_is_the_readme_with_its_tables(site):
+def test_home_and_the_page_below_it_are_the_readme(site):
     home = (site / "index.md").read_text(encoding="utf-8")
+    overview = (site / "overview.md").read_text(encoding="utf-8")
     readme = pages.without_markers((paths.ROOT / "README.md").read_text(encoding="utf-8"))
     finding = re.search(r"- \*\*PUMA did not beat.*", readme)[0]
     assert finding in home
     rows = [line for line in readme.splitlines() if line.startswith("| Adapters do more than")]
-    assert rows and rows[0] in home
-    assert "<!--" not in home
+    assert rows and rows[0] in overview
+    assert "<!--" not in home + overview
+
+    first, *others = re.findall(r"^## .*", readme, re.MULTILINE)
+    assert first in home and re.findall(r"^## .*", overview, re.MULTILINE) == others
+    assert "[The paper's claims](overview.md#the-papers-claims)" in home
 
 
 def test_the_report_links_to_pages_of_the_site(tmp_path):

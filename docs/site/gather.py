@@ -3,8 +3,8 @@
     python docs/site/gather.py results build build/site
 
 takes the executed notebooks of `results`, the report of `build` if it exists, and the project's
-docs and modules.  README.md is the home page; `python -m tools pages` writes its verdict, like all
-numbers of the docs, from kept runs.
+docs and modules.  README.md up to its second heading is the home page, one screen; what follows is
+the page below it.  `python -m tools pages` writes all their numbers from kept runs.
 """
 
 import ast
@@ -48,6 +48,8 @@ USE = [
 OTHERS = ["CHANGELOG.md", "data/mini/README.md"]
 CARDS = "pumalib/kept/*/README.md"
 # Pages that this script writes, each an overview of other pages.
+HOME = "index.md"
+OVERVIEW = "overview.md"
 REPORT = "report/index.md"
 INDEX = "notebooks/index.ipynb"
 TEMPLATES = "notebooks/templates.md"
@@ -60,6 +62,9 @@ LINK = re.compile(r"(?P<text>!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<target>[^()\s]+
 PICTURE = re.compile(r'(?<=src=")(?P<target>[^"]+)')
 ELSEWHERE = re.compile(r"[a-z]+:|#")
 HEADING = re.compile(r"^## (?P<stem>\d+_\w+)$", re.MULTILINE)
+# Above a page that has no contents at its right.
+WITHOUT_CONTENTS = "---\nhtml_theme.sidebar_secondary.remove: true\n---"
+SECTION = re.compile(r"^## ", re.MULTILINE)
 
 
 def main() -> None:
@@ -88,8 +93,9 @@ def gather(results: Path, report: Path, site: Path) -> None:
 
 
 def copy_settings(place: "Place") -> None:
-    """Copy Sphinx's settings and the site's style."""
+    """Copy Sphinx's settings, the order of search results and the site's style."""
     place.copy(HERE / "conf.py", "conf.py")
+    place.copy(HERE / "scorer.js", "scorer.js")
     place.copy(HERE / "_static" / "site.css", "_static/site.css")
 
 
@@ -201,7 +207,7 @@ def with_links(text: str, name: str, place: Place) -> str:
 def _address(wanted: str, name: str, place: Place) -> str | None:
     """Where a link to a file of the project leads; None for a folder, which has no page."""
     if wanted == "README.md":
-        return _relative(name, "index.md")
+        return _relative(name, HOME)
     if wanted == "docs/report/report.md":
         return _relative(name, REPORT)
     if wanted.endswith(".ipynb") and wanted not in place.pages:
@@ -433,12 +439,37 @@ def _file(room: str) -> Path:
 
 
 def write_home(place: Place) -> None:
-    """README.md, and the contents of the whole site."""
-    text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
-    parts = [page(text, "README.md", place)]
+    """README.md on two pages, home and overview, and the contents of the whole site."""
+    readme = page((paths.ROOT / "README.md").read_text(encoding="utf-8"), "README.md", place)
+    home, overview_ = home_and_overview(readme)
+    place.write(OVERVIEW, overview_)
+    parts = [home]
     for caption, names in contents(place).items():
-        parts.append(_contents(names, "index.md", caption))
-    place.write("index.md", "\n".join(parts))
+        parts.append(_contents(names, HOME, caption))
+    place.write(HOME, "\n".join(parts))
+
+
+def home_and_overview(readme: str) -> tuple[str, str]:
+    """README's Markdown as a page of one screen, and a page of the sections that follow.
+
+    Home has the introduction, the first section in two columns where there is room, and links to
+    the other sections.
+    """
+    introduction, first, *others = SECTION.split(readme)
+    heading, _, found = first.partition("\n")
+    links = []
+    for section in others:
+        title = section.partition("\n")[0]
+        links.append(f"[{title}]({OVERVIEW}#{pages.anchor(title)})")
+    home = [
+        WITHOUT_CONTENTS,
+        introduction,
+        f"## {heading}",
+        f"````{{container}} found\n{found}\n````",
+        " · ".join(links),
+    ]
+    overview_ = ["# Overview", *(f"## {section}" for section in others)]
+    return "\n\n".join(home), "\n\n".join(overview_)
 
 
 def contents(place: Place) -> dict[str, list[str]]:
@@ -448,6 +479,7 @@ def contents(place: Place) -> dict[str, list[str]]:
     overviews = list(dict.fromkeys([*map(overview, place.profiles), *findings]))
     rest = [name for name in list_docs() if name not in FOUND and name not in findings]
     return {
+        "Start": [OVERVIEW],
         "What was found": [REPORT, *FOUND],
         "The notebooks": [INDEX, *overviews, TEMPLATES],
         "To use it": rest,
