@@ -25,7 +25,8 @@ body { font: 15px/1.4 system-ui, sans-serif; margin: 1.5rem; color: #222; backgr
 figure { margin: 0; width: 150px; }
 figure.query { border-right: 2px solid #888; padding-right: .6rem; }
 img { max-width: 144px; max-height: 144px; display: block; }
-figcaption { overflow-wrap: anywhere; font-size: 12px; }
+h1, figcaption { overflow-wrap: anywhere; }
+figcaption { font-size: 12px; }
 """
 
 

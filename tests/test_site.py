@@ -1,16 +1,24 @@
-"""The site: its gathered sources, its contents, and that no page loads anything from elsewhere."""
+"""The site: its gathered sources, its contents, and that no page loads anything from elsewhere.
+
+Where playwright and a browser are, also how its pages and those of `search --html` look in one:
+`pip install playwright`, then `playwright install chromium` or PUMALIB_BROWSER=/path/of/chromium.
+"""
 
 import importlib.util
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
+from PIL import Image
 
-from pumalib import paths
+from pumalib import paths, search_page
 from tools import pages
 
 FOLDER = paths.ROOT / "docs" / "site"
@@ -213,3 +221,139 @@ def test_a_built_page_folds_code_draws_formulas_and_loads_nothing(tmp_path):
     folded = re.search(r"<details.*?</details>", page.partition("<article")[2], re.DOTALL)[0]
     assert "hidden" in folded and "print" in folded and "found it" not in folded
     assert 'id="pumalib.progress' in (built / "api.html").read_text(encoding="utf-8")
+
+
+# ---- in a browser
+
+# The laptop and the phone that pages are made for.
+SCREENS = {1280: 900, 390: 844}
+SEEN = (
+    "index.html",
+    "overview.html",
+    "results/mini/24_search_your_images.html",
+    "results/photos-8/02_main_results.html",
+    "results/photos-8/17_claims.html",
+    "docs/results.html",
+    "api/index.html",
+    "api/pumalib.config.html",
+    "genindex.html",
+)
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+# The background that is seen behind an element, as "rgb(1, 2, 3)".
+BACKGROUND = """element => {
+  for (let behind = element; behind; behind = behind.parentElement) {
+    const colour = getComputedStyle(behind).backgroundColor;
+    if (colour !== "rgba(0, 0, 0, 0)") return colour;
+  }
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A browser without a window; the test is skipped where none is."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as started:
+        program = os.environ.get("PUMALIB_BROWSER")
+        program = program or next(filter(None, map(shutil.which, PROGRAMS)), None)
+        if program is None and not Path(started.chromium.executable_path).is_file():
+            pytest.skip("no browser: `playwright install chromium`, or PUMALIB_BROWSER")
+        # Containers run as root, for whom there is no sandbox; the pages are our own.
+        opened = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def built(browser, site, tmp_path_factory):
+    """The whole site, which takes a minute: it is built only where a browser is."""
+    pytest.importorskip("sphinx_book_theme")
+    pytest.importorskip("pypandoc")
+    folder = tmp_path_factory.mktemp("built")
+    command = [sys.executable, "-m", "sphinx", "-q", "-d", str(folder / "read" / "doctrees")]
+    subprocess.run([*command, str(site), str(folder / "pages")], check=True)
+    return folder / "pages"
+
+
+def look(browser, address, width, mode="light"):
+    """A page opened at this width, and what it logged as an error or could not load."""
+    screen = {"width": width, "height": SCREENS[width]}
+    page = browser.new_page(viewport=screen, color_scheme=mode)
+    faults = []
+
+    def note(message):
+        if message.type == "error":
+            faults.append(message.text)
+
+    page.on("console", note)
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("requestfailed", lambda request: faults.append(request.url))
+    page.goto(address)
+    return page, faults
+
+
+def width_of(page):
+    """The width in px that a page has with what would have to be scrolled to."""
+    return page.evaluate("document.documentElement.scrollWidth")
+
+
+@pytest.mark.parametrize("width", SCREENS)
+@pytest.mark.parametrize("name", SEEN)
+def test_a_page_logs_no_error_and_is_no_wider_than_the_screen(built, browser, name, width):
+    page, faults = look(browser, (built / name).as_uri(), width)
+    assert faults == []
+    assert width_of(page) == width
+    page.close()
+
+
+def test_home_is_one_screen(built, browser):
+    page, _ = look(browser, (built / "index.html").as_uri(), 1280)
+    links = page.get_by_role("link", name="More, by reader").bounding_box()
+    assert links["y"] + links["height"] <= SCREENS[1280]
+    page.close()
+
+
+@pytest.mark.parametrize("name", [name for name in SEEN if name.startswith("results/")])
+def test_tables_of_notebooks_are_dark_in_dark_mode(built, browser, name):
+    for mode, dark in (("light", False), ("dark", True)):
+        page, _ = look(browser, (built / name).as_uri(), 1280, mode)
+        tables = page.query_selector_all(".cell_output table")
+        assert tables
+        for table in tables:
+            colour = table.evaluate(BACKGROUND)
+            lightest = max(map(int, re.findall(r"\d+", colour)[:3]))
+            assert (lightest < 128) == dark, f"{mode}: {colour}"
+        page.close()
+
+
+@pytest.mark.parametrize(
+    "asked, name",
+    [
+        ("own images", "docs/own-images.html"),
+        ("protocol", "docs/protocol.html"),
+        ("costs", "docs/costs.html"),
+    ],
+)
+def test_search_finds_the_page_that_the_words_name_first(built, browser, asked, name):
+    page, faults = look(browser, f"{(built / 'search.html').as_uri()}?q={asked}", 390)
+    page.get_by_text("Search finished").wait_for()
+    first = page.query_selector("#search-results li a").evaluate("link => link.href")
+    assert first.partition("?")[0] == (built / name).as_uri()
+    assert faults == []
+    assert width_of(page) == 390
+    page.close()
+
+
+@pytest.mark.parametrize("width", SCREENS)
+def test_a_page_of_found_images_is_no_wider_than_the_screen(browser, tmp_path, width):
+    long = "a_folder_of_photographs_of_one_summer_with_a_long_name_and_no_space.png"
+    Image.new("RGB", (600, 200), "teal").save(tmp_path / long)
+    found = pd.DataFrame({"path": [long] * 5, "cosine": [0.9, 0.8, 0.7, 0.6, 0.5]})
+    answers = [search_page.Answer(tmp_path / long, found)] * 2
+    search_page.write(answers, tmp_path, tmp_path / "page.html", f"2 images like {long}")
+
+    page, faults = look(browser, (tmp_path / "page.html").as_uri(), width)
+    assert faults == []
+    assert width_of(page) == width
+    sizes = page.eval_on_selector_all("img", "all => all.map(one => one.naturalWidth)")
+    assert sizes == [search_page.SIDE] * 12
+    page.close()

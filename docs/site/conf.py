@@ -25,7 +25,7 @@ html_extra_path = ["_extra"]
 html_css_files = ["site.css"]
 html_copy_source = False
 # Sphinx takes a relative path from where it is called.
-html_search_scorer = str(Path(__file__).parent / "scorer.js")
+html_search_scorer = str(Path(__file__).parent / "search.js")
 # As the reader's system has it; without it every page logs an error.
 html_context = {"default_mode": "auto"}
 html_theme_options = {

@@ -93,9 +93,9 @@ def gather(results: Path, report: Path, site: Path) -> None:
 
 
 def copy_settings(place: "Place") -> None:
-    """Copy Sphinx's settings, the order of search results and the site's style."""
+    """Copy Sphinx's settings, the search and the site's style."""
     place.copy(HERE / "conf.py", "conf.py")
-    place.copy(HERE / "scorer.js", "scorer.js")
+    place.copy(HERE / "search.js", "search.js")
     place.copy(HERE / "_static" / "site.css", "_static/site.css")
 
 

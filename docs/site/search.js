@@ -1,5 +1,10 @@
-/* The order of the site's search: Sphinx's scores, and above all of these the pages that are named by
-   the words asked for.  "own images" leads to docs/own-images, "protocol" to docs/protocol. */
+/* The site's search, read by the search page after Sphinx's options and before its program. */
+
+/* Excerpts are read from the pages found, which a browser refuses for pages opened as files. */
+if (window.location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+
+/* Order of what is found: Sphinx's scores, and above all of these the pages that are named by the
+   words asked for.  "own images" leads to docs/own-images, "protocol" to docs/protocol. */
 
 const stems = (text) => {
   const stemmer = new Stemmer(); // of the language of Sphinx's index
