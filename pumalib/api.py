@@ -109,7 +109,7 @@ def read_scores(folder: str | Path) -> pd.DataFrame:
     >>> import pumalib
     >>> scores = pumalib.read_scores(pumalib.train("smoke", "linear", seed=1))
     >>> list(scores.index)
-    ['photos', 'aircraft', 'flowers', 'unified', 'harmonic']
+    ['aircraft', 'flowers', 'unified', 'harmonic']
     """
     record = run_folder.read_record(paths.find(folder))
     return pd.DataFrame(record["table"]).set_index("dataset")
