@@ -108,13 +108,18 @@ class Paper:
 
     tables: Mapping[TableName, pd.DataFrame]
 
+    @functools.cached_property
+    def accuracies(self) -> dict[TableName, pd.DataFrame]:
+        """The accuracies of each table, with the means of the large datasets and the small."""
+        return {name: _with_groups(table) for name, table in self.tables.items()}
+
     def difference(self, claim: Claim, one: Statement, row: str, rival: str) -> pd.DataFrame:
         """One printed row minus another, in points and in columns as of `contrasts.contrast`.
 
         p-values are 0 or 1, for above by as many points as said, to rounding: a print has no
         chance, and no interval, error or dof.
         """
-        rows = _with_groups(self.tables[one.table])
+        rows = self.accuracies[one.table]
         value = rows.loc[row] - rows.loc[rival]
         points = pd.Series(one.by, dtype=float) - printed.ROUNDING
         least = points.reindex(value.index, fill_value=0)

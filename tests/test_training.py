@@ -529,12 +529,14 @@ def test_every_device_and_precision_learns_the_same(
     assert mine == pytest.approx(its, rel=bound) and (mine != its or precision == "float32")
 
 
+@pytest.mark.parametrize("compiled", [True, "graphs"])
+@pytest.mark.filterwarnings("ignore:eager backend ignoring extra kwargs")
 def test_a_compiled_network_learns_the_same_under_another_name(
-    uninterrupted, tmp_path, monkeypatch
+    uninterrupted, tmp_path, monkeypatch, compiled
 ):
-    """By dynamo's graphs alone: kernels take a minute to compile."""
+    """By dynamo's graphs alone: kernels take a minute to compile, and CUDA graphs need a GPU."""
     monkeypatch.setattr(loop, "COMPILER", "eager")
-    run = replace(RUN, training=replace(RECIPE, compile=True))
+    run = replace(RUN, training=replace(RECIPE, compile=compiled))
     setup = loop.build(run, tmp_path)
     with tqdm(disable=True) as bar:
         mine = loop.fit(setup, tmp_path, bar).log

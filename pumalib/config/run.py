@@ -118,8 +118,9 @@ class Training:
     score_epochs: Count = added(0)
     # Stop after this number of scores in a row without a new best; 0 = never.
     patience: Count = added(0)
-    # Let torch.compile make kernels of the network: other roundings, so another run.
-    compile: bool = added(False)
+    # Let torch.compile make kernels of the network; "graphs" also replays them as CUDA graphs, for
+    # small batches, whose kernels take less time than their launch.  Other roundings: another run.
+    compile: Literal[False, True, "graphs"] = added(False)
 
     # What follows (NOT_IN_FINGERPRINT) cannot change a number beyond rounding.
     # Images per forward pass; 0 = the whole batch; less memory, the same gradient.  "auto", kept as

@@ -48,6 +48,8 @@ OPEN_LOSS_SHARE = 0.02
 READ_EVERY = 10
 # That of torch.compile; on a CPU it needs a C++ compiler.
 COMPILER = "inductor"
+# By the setting `compile`: a mode of torch.compile; the second has CUDA graphs.
+COMPILED = {True: "default", "graphs": "reduce-overhead"}
 # From this compute capability on (Ampere) GPUs have bfloat16; older ones emulate it.
 BFLOAT16_CAPABILITY = (8, 0)
 # The project's folders that a run's numbers can depend on.
@@ -172,7 +174,7 @@ def build(run: Run, folder: Path) -> Setup:
     loss = loss.to(device).train()
     model.recompute = run.training.recompute
     if run.training.compile:
-        model.compile(backend=COMPILER)
+        model.compile(backend=COMPILER, mode=COMPILED[run.training.compile])
     if device.type == "cpu" and precision == "bfloat16":
         use_plain_attention(model)
     micro_batch = _micro_batch(run, model, loss, device, precision)
