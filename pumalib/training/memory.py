@@ -1,5 +1,7 @@
 """How many images pass the network at once, by the free memory of a GPU."""
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -51,18 +53,24 @@ def _saved(model: EmbeddingModel, count: int, size: int, precision: str) -> int:
     """Bytes that autograd saves for the backward pass of `count` images, without weights."""
     device = next(model.parameters()).device
     images = torch.zeros(count, 3, size, size, device=device)
-    weights = {one.untyped_storage().data_ptr() for one in model.state_dict().values()}
+    in_bfloat16 = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
+    with in_bfloat16:
+        return saved_by_autograd(lambda: model(images), model.state_dict().values())
+
+
+def saved_by_autograd(call: Callable[[], object], weights: Iterable[Tensor]) -> int:
+    """Bytes that autograd saves in `call` for the backward pass, without those of `weights`."""
+    of_weights = {one.untyped_storage().data_ptr() for one in weights}
     kept = {}
 
     def remember(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
+        if storage.data_ptr() not in of_weights:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    in_bfloat16 = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
-    with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor), in_bfloat16:
-        # The graph lives as long as they do: no storage is counted twice, or not at all.
-        embeddings = model(images)
-    del embeddings
+    with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
+        # The graph lives as long as what is returned: no storage is counted twice, or not at all.
+        returned = call()
+    del returned
     return sum(kept.values())

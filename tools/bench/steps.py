@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from pumalib import losses, models
-from pumalib.training import loop
+from pumalib.training import loop, memory
 
 from .clock import Clock
 
@@ -130,18 +130,7 @@ class TrainingStep:
 
     def _kept_by_autograd(self) -> int:
         """Bytes that autograd saves for the backward pass of a step, without weights."""
-        weights = {tensor.untyped_storage().data_ptr() for tensor in self._weights()}
-        kept = {}
-
-        def remember(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in weights:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
-            self.run()
-        return sum(kept.values())
+        return memory.saved_by_autograd(self.run, self._weights())
 
 
 def _bytes_of(tensors: Sequence[Tensor]) -> int:
