@@ -165,6 +165,11 @@ class Kept:
     # Tables of measures, which have no runs: of each the values of each row, `measures.read`.
     measured: Mapping[TableName, pd.DataFrame] = field(default_factory=dict)
 
+    @functools.cached_property
+    def _states(self) -> tuple[store.State, ...]:
+        # Looked at once: a scorecard asks for a thousand differences.
+        return store.states(self.profile)
+
     def difference(self, claim: Claim, one: Statement, row: str, rival: str) -> pd.DataFrame:
         """One row minus another, in points and in columns as of `contrasts.contrast`.
 
@@ -242,9 +247,8 @@ class Kept:
     def _difference(
         self, ours: list[str], theirs: list[str], *, own_seeds: bool = False
     ) -> pd.DataFrame:
-        states = store.states(self.profile)
         rows = tuple(ours), tuple(theirs)
-        return _difference(*rows, self.profile, self.large, states, own_seeds=own_seeds)
+        return _difference(*rows, self.profile, self.large, self._states, own_seeds=own_seeds)
 
 
 def collapse(row: Sequence[str], frozen: Sequence[str], profile: str) -> str:
@@ -254,13 +258,14 @@ def collapse(row: Sequence[str], frozen: Sequence[str], profile: str) -> str:
     and of the seeds, is above `COLLAPSED_COSINE`.  Or its harmonic R@1 ends below `COLLAPSED_SHARE`
     of the frozen backbone's, which alone is asked where no cosine was recorded.
     """
-    records = [store.record(name, profile) for name in row]
+    records = store.records(row, profile).values()
     last = [record.log[-1].get("cosine", math.nan) for record in records if record.log]
     cosines = [cosine for cosine in last if math.isfinite(cosine)]
     if cosines and np.mean(cosines) > COLLAPSED_COSINE:
         return f"the mean cosine within a batch ends at {np.mean(cosines):.3f}"
     reached = np.mean([record.accuracy("harmonic") for record in records])
-    untrained = np.mean([store.record(name, profile).accuracy("harmonic") for name in frozen])
+    of_frozen = store.records(frozen, profile).values()
+    untrained = np.mean([record.accuracy("harmonic") for record in of_frozen])
     if reached >= COLLAPSED_SHARE * untrained:
         return ""
     how = f"harmonic R@1 ends at {100 * reached:.1f}, below half of the frozen backbone's "

@@ -330,7 +330,7 @@ def spread(
     if records[0].members is not None:
         return _of_ensemble(records, averages, metric)
     rows = _of_rows(profile, store.states(profile), _queries(records[0]), averages, metric)
-    return rows[_settings(records[0])]
+    return rows[records[0].seedless]
 
 
 def _own_spread(records: Sequence[FinishedRun], averages: Averages) -> Spread:
@@ -368,7 +368,7 @@ def _of_rows(
         if record.members is not None or _queries(record) != queries:
             continue
         alike = of_drawn_images if _draws_images(record) else of_all_images
-        alike.setdefault(_settings(record), []).append(_accuracies(record, averages, metric))
+        alike.setdefault(record.seedless, []).append(_accuracies(record, averages, metric))
 
     judged = [name for name, _ in queries] + ["harmonic"]
     spreads: dict[str, Spread] = {}
@@ -387,22 +387,13 @@ def _queries(record: FinishedRun) -> Queries:
     return tuple((name, count) for name, count in record.queries.items() if name != "harmonic")
 
 
-def _settings(record: FinishedRun) -> str:
-    """A hash of all settings of a run but its seed.
-
-    Settings that there were not yet when it was kept have their hash defaults.
-    """
-    run = replace(record.settings, seed=0)
-    return run.fingerprint(str(run.data.split), run.pretrained)
-
-
 def _accuracies(record: FinishedRun, averages: Averages, metric: str = "R@1") -> dict[str, float]:
     """A metric of a run: by dataset, unified, harmonic, and R@1 by the other averages."""
     if metric != "R@1":
-        scores = record.scores()
-        if metric not in scores:
-            raise NotTestable(f"{record.name} was kept without its {metric}")
-        return scores[metric].to_dict()
+        try:
+            return record.values(metric)
+        except KeyError:
+            raise NotTestable(f"{record.name} was kept without its {metric}") from None
     if averages.shares:
         return _from_hits(record, averages)
     own = {

@@ -7,6 +7,7 @@ finite, says `where` and `what` in place of numbers.
 
 import json
 import re
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Self
 
@@ -249,6 +250,21 @@ class FinishedRun(Record):
     def queries(self) -> dict[str, int]:
         """The number of queries by dataset, unified and harmonic."""
         return {row.dataset: row.queries for row in self.table}
+
+    def values(self, metric: str) -> dict[str, float]:
+        """A metric, as "MAP@R", by dataset, unified and harmonic; KeyError where it is not kept."""
+        if metric == "R@1":
+            return self.accuracies
+        return {row.dataset: (row.model_extra or {})[metric] for row in self.table}
+
+    @cached_property
+    def seedless(self) -> str:
+        """A hash of all settings but the seed: runs that share it are one row.
+
+        Settings that there were not yet when it was kept have their hash defaults.
+        """
+        run = replace(self.settings, seed=0)
+        return run.fingerprint(str(run.data.split), run.pretrained)
 
     def scores(self) -> pd.DataFrame:
         """All accuracies as fractions, a row per dataset, unified and harmonic."""

@@ -1,6 +1,7 @@
 """The scorecard: every claim of the paper or the survey, judged by the print and by kept runs."""
 
 import fnmatch
+import functools
 import math
 from collections.abc import Collection, Hashable, Mapping
 from typing import Any
@@ -50,13 +51,14 @@ def scorecard(
     runs = kept(profile, claims)
     here = {claim.name: comparisons(claim, runs) for claim in claims}
     judged = {name: judge(table) for name, table in here.items()}
+    all_in_print = _comparisons_in_print(file)
 
     lines = {}
     p_values = {}
     for claim in claims:
         table = here[claim.name]
         judgement = judged[claim.name]
-        in_print = comparisons(claim, paper)
+        in_print = all_in_print[claim.name]
         pairs_needed = _pairs_needed(claim, in_print)
         of_rows = _rows_run(claim, paper, runs)
         level = LEVEL / len(claims)
@@ -87,6 +89,12 @@ def scorecard(
     if about:
         return card[card["table"].isin(about)]
     return card
+
+
+@functools.cache  # the print stays as it is
+def _comparisons_in_print(file: str) -> dict[str, pd.DataFrame]:
+    paper = Paper(printed.all_tables())
+    return {claim.name: comparisons(claim, paper) for claim in read_claims(file)}
 
 
 def _verdict_of_print(in_print: pd.DataFrame) -> str:

@@ -442,13 +442,14 @@ def with_errors(
 
 def student(value: float, error: float, dof: float, tested: bool = True) -> Contrast:
     """Student's t of a value with its standard error; without p-values unless it is `tested`."""
-    width = stats.t.ppf(0.975, dof) * error
+    # What `stats.t` calls, to the bit, at a hundredth of its time: a scorecard asks thousands.
+    width = special.stdtrit(dof, 0.975) * error
     p_greater = np.nan
     p_less = np.nan
     if tested:
         t = value / max(error, 1e-12)
-        p_greater = stats.t.sf(t, dof)
-        p_less = stats.t.cdf(t, dof)
+        p_greater = special.stdtr(dof, -t)
+        p_less = special.stdtr(dof, t)
     return Contrast(value, value - width, value + width, p_greater, p_less, error, dof)
 
 
