@@ -3,7 +3,7 @@
 A `Claim` says that some rows of a table are above others.  `comparisons` compares them, as the
 paper prints them (`Paper`) or by kept runs (`Kept`), in one table; `judge` reads a p-value for the
 claim and one against it from that table; `verdicts.scorecard` makes verdicts of the p-values of all
-claims.  What is no accuracy, as times and shares of gradients, comes by `measures`.
+claims.  Times, shares of gradients and other numbers that are no accuracy come from `measures`.
 """
 
 import fnmatch
@@ -40,9 +40,9 @@ FULL = "universal CurricularFace"
 # accuracy (docs/protocol-changes.md).
 COLLAPSED_COSINE = 0.98
 COLLAPSED_SHARE = 0.5
-# A dataset is large if there are some with so many times the images of others (paper: 17 times).
+# Some datasets are large if the largest has this many times the images of the smallest (paper: 17).
 LARGE_RATIO = 4
-# A dataset of the paper of which a profile has a part.
+# The name of a dataset of the paper that a profile has in part.
 OF_SUBSET = "{} (its subset {})"
 SUBSET = re.compile(r"(.*) \(its subset (.*)\)")
 # In Tables 4 and 6 a row names its backbone, "PUMA ViT-B/16 128"; all others have one backbone.
@@ -60,7 +60,7 @@ class Statement:
     alike: bool = False  # only rows whose names have the same last word
     share: float = 1.0  # of the comparisons that must hold
     by: dict[str, float] = field(default_factory=dict)  # points, for the print
-    # Not above: in one comparison at least they lie more than so many points apart, either way.
+    # In place of "above": some comparison differs by more than this many points, either way.
     apart: float = math.nan
 
 
@@ -73,11 +73,11 @@ class Claim:
     text: str
     above: list[Statement]
     collapse: bool = False  # it is about rows that collapse, which others must not do
-    quote: str = ""  # of what it is taken from, word for word
+    quote: str = ""  # the sentence that it is taken from, word for word
     source: str = ""  # of the quote: "digest", or "survey" where the digest quotes the survey
-    asks: str = ""  # what the quote says that the statement is not
+    asks: str = ""  # the part of the quote that the statements leave out
     untestable: str = ""  # why nothing here can judge it; it has no statements then
-    needs: str = ""  # where its rows were not run: what it would take, and whether it can be had
+    needs: str = ""  # where its rows were not run: what they would need, and whether we can have it
 
     @property
     def named_pairs(self) -> int:
@@ -233,7 +233,7 @@ class Kept:
         return pd.Series({"low": math.nan, "high": math.nan})
 
     def identity(self, table: TableName, row: str) -> Hashable:
-        """A row is its runs, whatever it is called; one of measures is its place."""
+        """A row is its runs, under any name; a row of measures is its place."""
         if table in self.measured:
             return table, row
         return frozenset(self.tables[table][row])
@@ -285,7 +285,7 @@ def _difference(
     *,
     own_seeds: bool,
 ) -> pd.DataFrame:
-    """A difference of kept rows; `states` are those of the profile's files."""
+    """A difference of kept rows; `states` of the profile's files, so that changed ones are read."""
     averages = Averages(large=large)
     return contrasts.difference(ours, theirs, profile, averages, own_seeds=own_seeds)
 
@@ -293,7 +293,7 @@ def _difference(
 def kept(profile: config.Profile, claims: Sequence[Claim] = ()) -> Kept:
     """The runs of the tables that notebooks wrote for a profile.
 
-    These are the paper's, and those that `claims` call by the names of their files.
+    These are the paper's tables, and further ones that `claims` call by the names of their files.
     """
     files = dict(printed.FILES)
     for claim in claims:
@@ -386,7 +386,7 @@ def compared(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_statement(claim: Claim, one: Statement, source: Paper | Kept) -> list[dict[str, Any]]:
-    """The lines of a statement, without what is the statement's own."""
+    """The lines of a statement, without the columns `OF_STATEMENT`."""
     try:
         pairs = _pairs(one, source)
     except NotTestable as error:
@@ -400,7 +400,7 @@ def _of_statement(claim: Claim, one: Statement, source: Paper | Kept) -> list[di
 def _of_pair(
     claim: Claim, one: Statement, source: Paper | Kept, row: str, rival: str
 ) -> list[dict[str, Any]]:
-    """The lines of a pair of rows, without what is the statement's own."""
+    """The lines of a pair of rows, without the columns `OF_STATEMENT`."""
     try:
         table = source.difference(claim, one, row, rival)
         table, missing = _of_columns(table, one.columns, f"{row} over {rival}")
@@ -417,7 +417,7 @@ def _of_pair(
 
 
 def _pairs(one: Statement, source: Paper | Kept) -> list[tuple[str, str]]:
-    """A statement's winners and rivals among the rows that there are; NotTestable if none is."""
+    """A statement's pairs of winner and rival that the source has; NotTestable if it has none."""
     if one.table not in source.tables:
         raise NotTestable(_nothing_kept(one.table))
     names = list(source.tables[one.table].index)
@@ -434,7 +434,7 @@ def _pairs(one: Statement, source: Paper | Kept) -> list[tuple[str, str]]:
 
 
 def _rows(patterns: list[str], names: list[str]) -> list[str]:
-    """The rows that patterns name, as far as they are there; NotTestable where none is."""
+    """The names that match some of the patterns; NotTestable where no name does."""
     found = []
     for pattern in patterns:
         found += fnmatch.filter(names, pattern)
@@ -456,8 +456,8 @@ def _of_columns(
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """The lines of a difference that a statement is about, and the datasets that are not there.
 
-    Where not all are there, subsets of the paper's datasets stand for them, and no other: a name
-    may coincide where images do not.
+    Where not all are there, only subsets of the paper's datasets are compared: another dataset may
+    have the name of the paper's and other images.
     """
     if columns == "each":
         columns = [name for name in table.index if name not in evaluation.NOT_DATASETS]
@@ -494,12 +494,12 @@ def printed_column(column: str) -> str:
     return whole[0] if whole else column
 
 
-# ---- what the comparisons say
+# ---- the judgement of a claim
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What comparisons say of a claim, or of one of its statements."""
+    """The p-values of a claim, or of a statement, and the comparison that decides it."""
 
     supports: float  # p-value against "too few are above"
     contradicts: float  # p-value against "not too many are below"
@@ -507,7 +507,7 @@ class Judgement:
 
 
 def judge(table: pd.DataFrame) -> Judgement | None:
-    """What the `comparisons` of a claim say of it; None where nothing was `compared`.
+    """The judgement of a claim by its `comparisons`; None where nothing was `compared`.
 
     All statements must hold: the weakest supports the claim, and any one contradicts it, by
     Bonferroni over the comparisons.
@@ -529,9 +529,9 @@ def judge(table: pd.DataFrame) -> Judgement | None:
 
 
 def _judged_above(lines: pd.DataFrame) -> Judgement:
-    """So many comparisons must be above 0 as the statement says; `contradicts` is of one of them.
+    """The statement's `share` of the comparisons must be above 0; `contradicts` is of one of them.
 
-    p-values of "at least so many" as in Benjamini and Heller, 2008 (partial conjunction).
+    The p-value that at least k of n are above 0: Benjamini and Heller, 2008 (partial conjunction).
     """
     may_fail = len(lines) - math.ceil(lines["share"].iloc[0] * len(lines))
     weakest_first = lines.sort_values(["p_greater", "value"], ascending=[False, True])
@@ -542,10 +542,10 @@ def _judged_above(lines: pd.DataFrame) -> Judgement:
 
 
 def _judged_apart(lines: pd.DataFrame) -> Judgement:
-    """One comparison at least is farther from 0 than so many points, or all are nearer.
+    """At least one comparison must be farther from 0 than `apart` points.
 
-    `supports` is Bonferroni's of two sides of each; `contradicts`, that all are nearer, is that of
-    the worst (two one-sided tests: Schuirmann, 1987; all must hold: Berger, 1982).
+    `supports` is Bonferroni's of two sides of each; `contradicts`, that all are nearer, is the
+    worst one's (two one-sided tests: Schuirmann, 1987; all must hold: Berger, 1982).
     """
     beyond = (lines["value"].abs() - lines["apart"]) / lines["error"].clip(lower=1e-10)
     farther = stats.t.sf(beyond, lines["dof"])

@@ -54,7 +54,7 @@ def contrast(
     """The signed sum of rows' accuracies, as the table that the module's docstring describes.
 
     Each row is the mean over all its seeds, and has their `spread`, pooled over the profile's rows,
-    or with `own_seeds` that of its own alone (Welch): seeds' errors are independent.
+    or with `own_seeds` by its own alone (Welch): seeds' errors are independent.
     Rows that share a run, or have one seed, are compared seed by seed, by the seeds that all have.
     The bootstrap draws `units`: classes, or with `groups.numbers` the groups of classes.  Raises
     NotTestable where such rows have no common seed, or the rows were tested on unlike queries.
@@ -114,7 +114,7 @@ def difference(
 def by_seeds(
     ours: Collection[str], theirs: Collection[str], profile: str | Path, metric: str
 ) -> pd.DataFrame:
-    """One row minus another in a metric of which no hits are kept, as "MAP@R", like `difference`.
+    """One row minus another, like `difference`, in a metric without kept hits, as "MAP@R".
 
     The error is that of the seeds alone: what other seeds would give on these test classes.  Raises
     NotTestable where a row has one seed, or a run that both have.
@@ -172,7 +172,7 @@ def interaction(
 
 
 def of_runs(one: tuple[str, str | Path], other: tuple[str, str | Path]) -> pd.DataFrame:
-    """One run minus another, each a name and a profile, query by query, whatever their seeds."""
+    """One run minus another, each a name and a profile, query by query; their seeds may differ."""
     terms = [
         evaluation.Term({0: store.record(*one).hits()}),
         evaluation.Term({0: store.record(*other).hits()}, -1),

@@ -27,12 +27,12 @@ def read(name: str, file: Path) -> pd.DataFrame:
 
 
 def rows(table: pd.DataFrame) -> list[str]:
-    """The rows of a table as of `read`."""
+    """The rows of a table that `read` returns."""
     return list(table["row"].unique())
 
 
 def bounds(names: Iterable[str]) -> list[str]:
-    """Those of the names of rows that are numbers."""
+    """The names of rows that are numbers."""
     return [name for name in names if _is_number(name)]
 
 
@@ -74,7 +74,7 @@ def _values(values: pd.DataFrame, name: str) -> pd.Series | None:
 
 
 def _repeated(gains: np.ndarray) -> evaluation.Contrast:
-    """The mean of repeated differences, NaN but for its value where there is one of them."""
+    """The mean of repeated differences; of a single one the value alone, the rest is NaN."""
     count = len(gains)
     error = np.nan
     if count > 1:

@@ -39,7 +39,7 @@ NO_DIFFERENCE = "no clear difference, printed effect excluded"
 OPPOSITE = "opposite"
 UNCERTAIN = "too uncertain to say"
 NOT_RUN = "not run"
-# From what the paper would like to what it would not.
+# From the best for the paper to the worst.
 READINGS = (
     LARGER,
     AS_PRINTED,
@@ -243,7 +243,7 @@ def _needs(
 
 
 def _rows_needed(claim: Claim, verdict: pd.Series) -> str:
-    """What is missing of a claim that was not judged, or not wholly."""
+    """The runs or data without which a claim was not judged, or not wholly."""
     if claim.needs:
         return claim.needs
     if verdict["datasets_missing"]:
@@ -275,7 +275,7 @@ def _seeds_needed(claim: Claim, line: pd.Series, runs: Kept, level: float) -> st
 
 
 def _hours(names: list[list[str]], seeds: int, profile: str) -> float:
-    """Hours of training that rows lack until they have so many seeds."""
+    """Hours of training until each row has this number of `seeds`."""
     seconds = 0.0
     for of_row in names:
         each = [store.record(name, profile).seconds for name in of_row]

@@ -34,17 +34,21 @@ POWER = 0.8  # with which a comparison finds the differences of `smallest_found`
 def scorecard(
     profile: config.Profile, about: Collection | None = None, file: str = PAPER
 ) -> pd.DataFrame:
-    """Every claim of a `file`, as of `claims.read_claims`, or those `about` some tables, by name.
+    """A line for every claim of a `file` of data/paper, or for the claims `about` some tables.
 
-    Columns: `section`, `claim`, `table`, `print`, `here` and `why`.  `print` is holds, fails, or
-    not printed.  `here`, with Holm's correction over all claims, is supported (all pairs of rows of
-    the print were run and are above zero), contradicted (too many are below), undecided, or not
-    testable.  What it rests on: the columns of `_rows_run` and `_rests_on`; `withheld`, why pairs
-    of rows that were run were not compared; `datasets_missing`, those that the claim is about and
-    that are not there; `below_frozen`, rows that were compared and end below the frozen backbone;
-    `decided_by`, the pair of rows of `why`; `value`, `low`, `high` and `in_points`, its numbers,
-    and `own_low` and `own_high`, its interval by the two rows' own seeds alone; and `shared_with`,
-    the other claims that compare one of its pairs of runs.
+    Columns, beside `section`, `claim` and `table`:
+
+    - `print`: holds, fails, or not printed.
+    - `here`, with Holm's correction over all claims: supported (all pairs of rows of the print were
+      run and are above zero), contradicted (too many are below), undecided, or not testable.
+    - `why`: the comparison that decides, in words; `decided_by`, its pair of rows; `value`, `low`,
+      `high` and `in_points`, its numbers; `own_low` and `own_high`, its interval by the two rows'
+      own seeds alone.
+    - The columns of `_rows_run` and `_rests_on`: what was compared.
+    - `withheld`: why pairs of rows that were run were not compared; `datasets_missing`: the claim
+      is about them, and they are not there; `below_frozen`: rows that were compared and end below
+      the frozen backbone.
+    - `shared_with`: the other claims that compare one of its pairs of runs.
     """
     claims = read_claims(file)
     paper = Paper(printed.all_tables())
@@ -109,8 +113,9 @@ def _verdict_of_print(in_print: pd.DataFrame) -> str:
 def _p_values(claim: Claim, judgement: Judgement, is_complete: bool) -> tuple[float, float]:
     """The p-values that count, for the claim and against it.
 
-    Where not all pairs were run, or not on all datasets, a counterexample still refutes, but not
-    what is said of a share, nor that one of them lies apart: what was not run may be that one.
+    Where not all pairs were run, or not on all datasets, a counterexample still refutes a claim
+    about every pair.  It does not refute a claim about a share of them, nor that one of them lies
+    apart: the missing ones may decide it.
     """
     if is_complete:
         return judgement.supports, judgement.contradicts
@@ -124,7 +129,7 @@ def _verdicts_here(
 ) -> dict[str, str]:
     """The verdict on each claim that could be tested, by its p-values for it and against it.
 
-    All claims, `names`, count for the correction, those that could not be tested with 1.
+    All claims, `names`, count for the correction: one that could not be tested has the p-value 1.
     """
     two_sided = dict.fromkeys(names, 1.0)
     for name, (supports, contradicts) in p_values.items():
@@ -145,7 +150,7 @@ def _verdicts_here(
 
 
 def _why(table: pd.DataFrame, judgement: Judgement | None, pairs_needed: int) -> str:
-    """The comparison that decides and what is missing, or why there is none.
+    """The comparison that decides and the pairs that are missing, or why nothing was compared.
 
     As "PUMA over VPT, unified: +9.0 [+8.1, +9.9]; it decides among 2".
     """
@@ -200,13 +205,13 @@ def _deciding(judged: Mapping[str, Judgement | None]) -> dict[str, str]:
     return deciding
 
 
-# ---- what a verdict rests on
+# ---- the comparisons behind a verdict
 
 
 def _rests_on(
     table: pd.DataFrame, pairs_needed: int, rows_missing: str, level: float
 ) -> dict[str, Any]:
-    """What was compared for a claim, as columns of the scorecard.
+    """The number and precision of a claim's comparisons, as columns of the scorecard.
 
     `pairs` of rows that were compared, of `pairs_needed`; `could_support`, whether they were all,
     on all datasets; `contrasts`, pairs of runs among them that are not the same under another
@@ -243,7 +248,7 @@ def _pairs(found: pd.DataFrame) -> int:
 
 
 def _pairs_needed(claim: Claim, in_print: pd.DataFrame) -> int:
-    """How many pairs of rows a claim is about: those of the print, or as it names them."""
+    """How many pairs of rows a claim is about: the printed ones, or as the claim names them."""
     printed_pairs = _pairs(compared(in_print))
     if printed_pairs == 0:
         # It is drawn, not printed.
@@ -290,7 +295,7 @@ def _rows_run(claim: Claim, paper: Paper, runs: Kept) -> dict[str, str]:
 
 
 def _rows_of(one: Statement, paper: Paper, kept_rows: list[str]) -> list[str]:
-    """The rows that a statement is about: those of the print, or as they are named."""
+    """The rows that a statement is about: the printed ones, or as the statement names them."""
     known = kept_rows
     if one.table in paper.tables:
         known = list(paper.tables[one.table].index)

@@ -118,7 +118,7 @@ class Difference(NamedTuple):
 class Kept:
     """The numbers of kept runs that pages use, each computed once.
 
-    `main_profile` is the one that is meant where none is named.
+    `main_profile` counts where a marker names no profile.
     """
 
     def __init__(self, main_profile: str = MAIN_PROFILE) -> None:
@@ -131,7 +131,7 @@ class Kept:
         self._files = functools.cache(_runs_of_rows)
 
     def profile(self, name: str) -> str:
-        """A profile by its name, or the main one where none is named."""
+        """A profile by its name; without a name the main one."""
         return name or self.main_profile
 
     def row(self, key: str) -> Row:
@@ -145,7 +145,7 @@ class Kept:
         return Row(figures.shown(name), file, name)
 
     def names(self, key: str, profile: str) -> list[str]:
-        """The names of a row's runs; ValueError where none is kept."""
+        """The names of a row's runs; ValueError where no run is kept."""
         row = self.row(key)
         if row.runs:
             return list(row.runs)

@@ -43,10 +43,10 @@ MOST_DECODED_BEFORE = 20_000
 # pass of 2 % costs less than 3 % of any training.
 OPEN_LOSS_IMAGES = 1000
 OPEN_LOSS_SHARE = 0.02
-# The losses of so many steps are read from a GPU at once: each reading waits for it.  More would
+# The losses of this many steps are read from a GPU at once: each reading waits for it.  More would
 # save little, and let more batches pile up in memory.
 READ_EVERY = 10
-# That of torch.compile; on a CPU it needs a C++ compiler.
+# A backend of torch.compile; on a CPU it needs a C++ compiler.
 COMPILER = "inductor"
 # By the setting `compile`: a mode of torch.compile; the second has CUDA graphs.
 COMPILED = {True: "default", "graphs": "reduce-overhead"}
@@ -60,7 +60,7 @@ class NonFiniteLoss(ArithmeticError):  # noqa: N818 (a name that users know)
     """A loss, a weight or an embedding became NaN or infinite in training.
 
     The last good checkpoint stays.  `where` and `what` are short, such as "epoch 3, batch 7" and
-    "the loss is nan"; `environment` is that of the run's record.
+    "the loss is nan"; `environment` is the run's, for its record.
     """
 
     where = ""
@@ -90,8 +90,8 @@ class Setup:
 def train(run: Run, folder: Path, position: str = "") -> Path:
     """Train and evaluate `run`, or resume it in `folder`; a finished run is only read.
 
-    The final model is that of the last epoch or, with `score_epochs`, of the best one.  What is
-    computed in float32 is so on a GPU too, without TF32.
+    The final model has the weights of the last epoch or, with `score_epochs`, of the best one.
+    Float32 is float32 on a GPU too: TF32 is off.
 
     Returns `folder`.  It then holds `run.json`, `log.csv`, `model.safetensors` (the trained
     tensors) and, written last, the record `metrics.json`.  If other processes may train the same
@@ -428,7 +428,7 @@ def _held_out_score(setup: Setup, folder: Path, epoch: int) -> float:
 
 
 def _best_weights(fitting: _Fitting, log: list[dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
-    """The weights of the best epoch so far; the last row of the log is that of the model."""
+    """The weights of the best epoch so far; `log` ends with the epoch that the model is at."""
     row = held_out.best(log)
     if row is None:
         return {}
