@@ -213,6 +213,27 @@ def test_a_difference_is_of_two_profiles_against_each_other(kept_of):
     assert np.isnan(both.paper)
 
 
+def test_splits_have_their_mean_and_each_of_them(kept, monkeypatch):
+    lines = []
+    for split, points in {"the protocol's": -2.0, "drawn, seed 1": 1.0}.items():
+        lines.append((split, "unified", 0.5, 0.0, 1.0))
+        lines.append((split, "harmonic", points, -3.0, 3.0))
+    lines.append(("over 2 splits", "unified", 0.5, 0.25, 0.75))
+    lines.append(("over 2 splits", "harmonic", -0.5, -19.6, 18.6))
+    table = pd.DataFrame(lines, columns=["split", "dataset", "points", "low", "high"])
+    table = table.assign(pair="PUMA minus LoRA")
+    monkeypatch.setattr(kept, "table", lambda file, profile: table)
+
+    found = page_parts.splits(kept, ["harmonic", "unified"])
+
+    assert found.splitlines()[0] == (
+        "| difference | harmonic | unified | harmonic, on each split |"
+    )
+    assert found.splitlines()[2] == (
+        "| PUMA minus LoRA | -0.5 [-19.6, +18.6] | +0.5 [+0.2, +0.8] | -2.0, +1.0 |"
+    )
+
+
 def test_named_runs_are_a_row(monkeypatch):
     monkeypatch.setattr(paths, "RESULTS", RESULTS)
     kept = page_rows.Kept("photos-8")

@@ -109,6 +109,27 @@ def differences(
     return markdown_table(names, lines)
 
 
+def splits(kept: Kept, columns: Sequence[str], profile: str = "") -> str:
+    """Differences over several splits of the classes with their intervals, from notebook 34.
+
+    The last column has the harmonic difference on each split, the protocol's first.
+    """
+    table = kept.table("class_splits", kept.profile(profile))
+    lines = []
+    for pair, part in table.groupby("pair", sort=False):
+        is_over_all = part["split"].str.startswith("over ")
+        over_all = part[is_over_all].set_index("dataset")
+        on_each = part[~is_over_all & (part["dataset"] == "harmonic")]
+        line = [pair]
+        for column in columns:
+            numbers = over_all.loc[column, ["points", "low", "high"]]
+            line.append(with_interval(*numbers, sign="+"))
+        line.append(", ".join(_number(points, sign="+") for points in on_each["points"]))
+        lines.append(line)
+    names = ["difference", *map(_column, columns), "harmonic, on each split"]
+    return markdown_table(names, lines)
+
+
 def verdicts(kept: Kept, profiles: Sequence[str], file: str = "claims") -> str:
     """How many claims of a scorecard have which verdict, a line per profile."""
     lines = []
@@ -233,6 +254,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "claimed-figure": claimed_figure,
     "rows": rows_table,
     "differences": differences,
+    "splits": splits,
     "verdicts": verdicts,
     "readings": readings,
     "claims": claims_table,
