@@ -8,7 +8,7 @@ for; columns value, low and high (95 %), p_greater and p_less, error and dof, as
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -139,11 +139,10 @@ def by_seeds(
         level = [one.value.get(name, mean[name]) for one, mean in zip(spreads, means, strict=True)]
         of_seeds = [one.variance[name] / count for one, count in zip(spreads, counts, strict=True)]
         dof = [one.dof[name] for one in spreads]
-        line = evaluation.with_errors(
+        lines[name] = evaluation.with_errors(
             level[0] - level[1], 0.0, np.array(of_seeds), np.array(dof), tested=True
         )
-        lines[name] = asdict(line)
-    table = pd.DataFrame.from_dict(lines, orient="index").rename_axis("dataset")
+    table = pd.DataFrame(list(lines.values()), list(lines)).rename_axis("dataset")
     return table.assign(seeds=min(counts))
 
 

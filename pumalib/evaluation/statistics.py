@@ -6,7 +6,7 @@ seeds.  A few seeds estimate their own spread poorly, so `pooled_spreads` pools 
 
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -361,10 +361,10 @@ def contrast(terms: Sequence[Term], classes: Hits, averages: Averages = Averages
         # Of each term (1 + bootstrap, seeds).
         by_term = np.split(mean, np.cumsum(counts)[:-1], axis=1)
         if are_independent:
-            lines[name] = asdict(_of_independent_rows(name, terms, by_term))
+            lines[name] = _of_independent_rows(name, terms, by_term)
         else:
-            lines[name] = asdict(_seed_by_seed(terms, by_term))
-    return pd.DataFrame.from_dict(lines, orient="index").rename_axis("dataset")
+            lines[name] = _seed_by_seed(terms, by_term)
+    return pd.DataFrame(list(lines.values()), list(lines)).rename_axis("dataset")
 
 
 def _check_seeds(terms: Sequence[Term], are_independent: bool) -> None:
