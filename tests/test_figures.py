@@ -466,12 +466,26 @@ class TestCurves:
         (band,) = [one for one in axis.collections if "FillBetween" in type(one).__name__]
         assert tuple(band.get_paths()[0].get_extents().intervaly) == (0, 100)
 
-    def test_lines_have_their_names_at_their_ends(self):
-        figure = figures.curves(tidy("p 10", "p 2", "v 10", "v 2"), PLACES, "how many")
+    def test_lines_of_one_panel_have_their_names_at_their_ends(self):
+        numbers = tidy("p 10", "p 2", "v 10", "v 2")
+        figure = figures.curves(numbers, PLACES, "how many", columns=["unified"])
         assert figure.legends == []
-        first, last = figure.axes
-        assert list(first.texts) == []
-        assert {text.get_text() for text in last.texts} == {"PUMA", VPT}
+        (axis,) = figure.axes
+        assert {text.get_text() for text in axis.texts} == {"PUMA", VPT}
+        both = figures.curves(numbers, PLACES, "how many")
+        assert legend(both) == ["PUMA", VPT]
+        assert all(not axis.texts for axis in both.axes)
+
+    def test_the_frozen_backbone_is_a_line_through_the_panel(self):
+        table = pd.DataFrame(
+            {"row": "frozen", "place": ["1", "2"], "value": 5.0, "low": 4.0, "high": 6.0}
+        )
+        rest = table.assign(row="PUMA", value=[6.0, 7.0], low=[5.0, 6.0], high=[7.0, 8.0])
+        figure = figures.intervals(pd.concat([table, rest]), "how good", joined=True)
+        (level,) = [line for line in figure.axes[0].lines if line.get_label() == "Frozen backbone"]
+        assert level.get_xdata() == [0, 1]
+        assert list(level.get_ydata()) == [5, 5]
+        assert level.get_linestyle() == "--"
 
     def test_another_metric_may_be_drawn(self):
         table = pd.concat([tidy("p 10", "p 2"), tidy("p 10", "p 2").assign(metric="RP", value=0.3)])
@@ -697,11 +711,11 @@ class TestGains:
     def test_what_is_printed_is_hollow(self):
         table = self.DIFFERENCES.assign(paper=[5.0, np.nan, 6.0, np.nan, np.nan])
         left, right = figures.gains(table).axes
-        assert list(lines(left)["printed"].get_xdata()) == pytest.approx(
+        assert list(lines(left)["printed in the paper"].get_xdata()) == pytest.approx(
             [5, np.nan, 6, np.nan], nan_ok=True
         )
-        assert lines(left)["printed"].get_markerfacecolor() == "none"
-        assert "printed" not in lines(right)
+        assert lines(left)["printed in the paper"].get_markerfacecolor() == "none"
+        assert "printed in the paper" not in lines(right)
 
 
 def test_gains_over_length_have_a_line_with_and_one_without_a_dataset():
@@ -897,7 +911,7 @@ class TestReadings:
         assert said[:2] == ["+3.0 [+2.0, +4.0]", "as printed"]
         assert said[10:12] == ["+1.25 [+1.00, +1.50]", "as claimed"]
         assert figure.get_suptitle().startswith(
-            "6 of 7 compared; of the other 1 not enough was run"
+            "The comparison that decides each of 6 claims, with its 95% interval; of 7, 1 were not"
         )
 
     def test_measures_alone_have_no_scale_of_points(self):
@@ -948,9 +962,9 @@ def test_an_embedding_map_shows_datasets_and_the_classes_of_one(benchmark):
     figure = figures.embedding_map(maps, "a")
     assert titles(figure) == [
         "PUMA, by dataset",
-        "a by class (6; hues repeat)",
+        "PUMA: a by class (6; hues repeat)",
         "Frozen backbone, by dataset",
-        "a by class (6; hues repeat)",
+        "Frozen backbone: a by class (6; hues repeat)",
     ]
     left, right = figure.axes[:2]
     first, second = left.collections
@@ -1217,7 +1231,7 @@ class TestTheTrial:
         )
         figure = figures.tuning_curves(table, 0.5, 8)
         puma, full = [axis for axis in figure.axes if axis.axison]
-        assert puma.get_title() == "PUMA\nadapter's scale\n0.1 (dots: 1)"
+        assert puma.get_title() == "PUMA\nadapter's scale\n0.1 (dotted: 1)"
         assert puma.get_ylim() == full.get_ylim()
         drawn = [list(line.get_ydata()) for line in puma.lines]
         assert [60, 70] in [list(np.round(values, 9)) for values in drawn]
@@ -1248,5 +1262,5 @@ class TestTheTrial:
         assert bars(large)["mini"]["high"] == [6]
         for axis in others:
             assert ticks(axis) == ["1", "2", "4"]
-            assert [text.get_text() for text in axis.texts] == ["none"]
+            assert [text.get_text() for text in axis.texts] == ["not run"]
             assert axis.get_ylim() == others[0].get_ylim()

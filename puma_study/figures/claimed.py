@@ -155,9 +155,9 @@ def readings(table: pd.DataFrame) -> Figure:
     if has_both:
         heading = "Decided by measures, in units of their own"
         left.text(0, tops[first] + 0.06, heading, va="bottom", fontsize=9, weight="bold")
-    for one in (left, axis):
+    for one, ends in ((left, bottoms[:-1]), (axis, bottoms[: max(0, first - 1)])):
         one.set_ylim(edges[-1], 0)
-        one.hlines(bottoms[:-1], 0, 1, transform=one.get_yaxis_transform(), color="#dddddd", lw=0.6)
+        one.hlines(ends, 0, 1, transform=one.get_yaxis_transform(), color="#dddddd", lw=0.6)
     left.set_xlim(0, 1)
     left.axis("off")
     figure.suptitle(_title(table, judged))
@@ -166,7 +166,9 @@ def readings(table: pd.DataFrame) -> Figure:
 
 def _title(table: pd.DataFrame, judged: pd.DataFrame) -> str:
     others = len(table) - len(judged)
-    title = f"{len(judged)} of {len(table)} compared; of the other {others} not enough was run"
+    title = f"The comparison that decides each of {len(judged)} claims, with its 95% interval"
+    if others:
+        title += f"; of {len(table)}, {others} were not run enough"
     if judged["paper"].notna().any():
         title += "\nwhite diamonds: what the paper prints"
     if judged["apart"].notna().any():
@@ -223,7 +225,9 @@ def _by_reading(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sentence(one: Any) -> str:
-    return textwrap.fill(f"{one.claim}  ({one.section})", LETTERS)
+    # "l. 53", the line of a digest, stays together.
+    section = one.section.replace("l. ", "l.\N{NO-BREAK SPACE}")
+    return textwrap.fill(f"{one.claim}  ({section})", LETTERS)
 
 
 def _note(one: Any) -> str:

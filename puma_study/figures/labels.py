@@ -91,7 +91,12 @@ def places_of(
     heights = [_in_panel(axis, replace(one, x=left))[1] * height for one in levels]
     taken = [_box(x, y, 0.0, "center", NEAR) for x, y in points]
     taken += [_bar(axis, one, width, height) for one in names if np.isfinite(one.low)]
-    taken += [_box(0.0, y, width, "left", THIN) for y in heights]
+    lines = list(heights)
+    low, high = axis.get_ylim()
+    if low < 0 < high and axis.get_yscale() == "linear":
+        # A name on the line at zero would be struck through.
+        lines.append(-low / (high - low) * height)
+    taken += [_box(0.0, y, width, "left", THIN) for y in lines]
 
     found: list[Place] = []
     left_out: list[Name] = []

@@ -128,9 +128,11 @@ def embedding_map(maps: Mapping[str, pd.DataFrame], of: str) -> Figure:
         left.set(xticks=[], yticks=[], title=f"{shown(title)}, by dataset")
         _name_datasets(left, points)
         classes = _draw_classes(right, points, of, size)
-        right.set(xticks=[], yticks=[], title=f"{shown(of)} by class ({classes:,}; hues repeat)")
+        in_classes = f"{shown(of)} by class ({classes:,}; hues repeat)"
+        right.set(xticks=[], yticks=[], title=f"{shown(title)}: {in_classes}")
     # Points in the legend have one size, independent of that in the maps.
-    return finish(figure, axes, markerscale=6 / size**0.5)
+    title = "t-SNE of the images: neighbours are alike; the axes have no unit"
+    return finish(figure, axes, title, markerscale=6 / size**0.5)
 
 
 def _point_size(points: pd.DataFrame) -> float:

@@ -22,6 +22,7 @@ from .row_styles import (
     LEVEL,
     MEAN,
     RowStyle,
+    capital,
     dashes_of,
     shown,
     styles_of,
@@ -33,8 +34,8 @@ PROMINENT = ("*", LEVEL)
 # Up to these numbers lines and points are labelled directly; more get a legend.
 LINES_NAMED = 7
 POINTS_NAMED = 12
-# Lines in more panels get a legend: names at the last one would be far from the first.
-PANELS_NAMED = 2
+# Lines in more panels get a legend: names at the last one are far from the first.
+PANELS_NAMED = 1
 # Up to this number of lines bands do not hide each other; more get error bars.
 BANDS = 2
 
@@ -140,11 +141,16 @@ def _draw_rows(
     axis: Axes, part: pd.DataFrame, places: list, styles: Mapping[str, RowStyle], *, joined: bool
 ) -> None:
     """Draw the rows of a panel, side by side where several have a number at one place."""
-    rows = list(part["row"].unique())
     dashes = dashes_of(styles)
+    rows = []
+    for row, mine in part.groupby("row", sort=False):
+        if joined and styles[row].marker == LEVEL and mine["value"].nunique() == 1:
+            _draw_level(axis, mine, row, styles[row])
+        else:
+            rows.append(row)
     has_bands = joined and len(rows) <= BANDS
     distance = 0.0
-    if part["place"].duplicated().any() and not has_bands:
+    if len(rows) > 1 and part["place"].duplicated().any() and not has_bands:
         distance = (0.3 if joined else 0.8) / len(rows)
 
     for number, row in enumerate(rows):
@@ -160,6 +166,13 @@ def _draw_rows(
             _draw_dots(axis, x, mine, row, styles[row])
         if "printed" in mine:
             _draw_hollow(axis, x, mine["printed"], styles[row])
+
+
+def _draw_level(axis: Axes, part: pd.DataFrame, label: str, style: RowStyle) -> None:
+    """Draw a row that has one value everywhere, as the frozen backbone: a line, and its band."""
+    first = part.iloc[0]
+    axis.axhline(first["value"], color=style.colour, linestyle=DASHED, linewidth=1.2, label=label)
+    axis.axhspan(first["low"], first["high"], color=style.colour, alpha=0.1, linewidth=0)
 
 
 def _shade_overall(axis: Axes, places: list) -> None:
@@ -258,9 +271,10 @@ def _draw_over_numbers(
     for row, part in table.groupby("row", sort=False):
         if part["x"].isna().any():
             level = part["value"].item()
-            colour = styles[row].colour
-            axis.axhline(level, color=colour, linestyle=DASHED, linewidth=1.2, label=row)
-        elif joined:
+            look: dict[str, Any] = {"color": styles[row].colour, "linestyle": dashes[row]}
+            axis.axhline(level, linewidth=1.2, label=row, **look)
+        # A band of one point has no width.
+        elif joined and (len(part) > 1 or "low" not in part):
             _draw_line(axis, part["x"], part, row, styles[row], dashes=dashes[row])
         else:
             _draw_dots(axis, part["x"], part, row, styles[row])
@@ -294,7 +308,7 @@ def over_settings(
     for line in axes:
         line[0].set_ylabel(ylabel)
     one_scale(drawn, "y")
-    return finish(figure, axes)
+    return finish(figure, axes, f"{capital(ylabel)} over one setting of a loss, with 95% bands")
 
 
 def _name_each_point(drawn: Mapping[Axes, pd.DataFrame], styles: Mapping[str, RowStyle]) -> bool:
@@ -336,9 +350,20 @@ def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int]
     millions = table["row"].map(lambda row: trainable[row] / 1e6)
     # A logarithmic axis has no zero.
     table["x"] = millions.where(millions > 0)
+    table["x"] = _moved_apart(table)
+    xlabel = "trainable parameters (millions; equal ones are moved apart): up and left is better"
     panels = {name: table[table["dataset"] == name] for name in OVERALL}
-    xlabel = "trainable parameters (millions): up and to the left is better"
     return against(panels, xlabel, "R@1 (%)", log="x")
+
+
+def _moved_apart(table: pd.DataFrame) -> pd.Series:
+    """The x of each row, larger by an eighth than the next smaller one at least."""
+    moved = {}
+    last = 0.0
+    for row, x in table.dropna(subset=["x"]).groupby("row")["x"].first().sort_values().items():
+        last = max(x, 1.125 * last)
+        moved[row] = last
+    return table["row"].map(moved)
 
 
 @styled
@@ -360,13 +385,16 @@ def gains(differences: pd.DataFrame, title: str = "") -> Figure:
         y = pd.Series([-lines.index(line) for line in _keys(part)], part.index, dtype=float)
         _draw_gains(axis, part, y)
         if "paper" in part and part["paper"].notna().any():
-            axis.plot(part["paper"], y, "D", color=BLACK, markerfacecolor="none", label="printed")
+            hollow: dict[str, Any] = {"color": BLACK, "markerfacecolor": "none"}
+            axis.plot(part["paper"], y, "D", label="printed in the paper", **hollow)
         axis.axvline(0, color=GREY, linewidth=1)
-        axis.set(xlabel="points of R@1", title=panel, ylim=(0.4 - len(lines), 0.6))
+        axis.set(xlabel="difference of R@1 (points)", title=panel, ylim=(0.4 - len(lines), 0.6))
+        axis.locator_params(axis="x", nbins=6)
         _name_lines_of_groups(axis, lines, named=axis is axes[0, 0])
         drawn.append(axis)
     one_scale(drawn, "x")
-    return finish(figure, axes, title)
+    title = f"{title or 'Differences of R@1'}, with 95% intervals"
+    return finish(figure, axes, title, fewest=1)
 
 
 @styled
@@ -418,10 +446,11 @@ def _name_halves(axis: Axes, ours: str) -> None:
     for text, y, side in texts:
         axis.annotate(
             text,
-            (0, y),
-            (4, -3 if side == "top" else 3),
+            (1, y),
+            (-4, -3 if side == "top" else 3),
             xycoords="axes fraction",
             textcoords="offset points",
+            ha="right",
             va=side,
             weight="bold",
             color=DARK_GREY,

@@ -66,7 +66,7 @@ def picture_grid(lines: Sequence[Sequence[Cell]], title: str = "") -> Figure:
     width = max(edges[-1] for edges in lefts)
     height = tops[-1]
 
-    figure, axes = empty_panels(1, 1, PAGE_WIDTH, PAGE_WIDTH * height / width, extra=0.3)
+    figure, axes = empty_panels(1, 1, PAGE_WIDTH, PAGE_WIDTH * height / width, extra=0.45)
     axis = axes[0, 0]
     axis.set(xlim=(-0.05, width), ylim=(height, -0.05), aspect="equal", title=title)
     axis.axis("off")
@@ -156,7 +156,7 @@ def retrieval_grid(
     images = benchmark.test
     lines: list[list[Cell]] = []
     for number, query in enumerate(images.iloc[list(queries)].itertuples()):
-        class_name = textwrap.fill(str(query.class_name), 18)
+        class_name = textwrap.fill(str(query.class_name).replace("_", " "), 18)
         lead: list[Cell] = [
             Text(f"{shown(query.dataset)}\n{class_name}"),
             Picture(_decoded(benchmark, query), frame=BLACK),
@@ -168,7 +168,8 @@ def retrieval_grid(
             lines.append([*lead, *answers, Text(textwrap.fill(shown(name), 18))])
             # Only the first line of a query shows it.
             lead = [Text(""), Gap(PICTURE_WIDTH), Gap()]
-        lines.append([])
+        if number < len(queries) - 1:
+            lines.append([])
     title = "Query (left) and its nearest: same class green, another class orange and dashed"
     return picture_grid(lines, title)
 

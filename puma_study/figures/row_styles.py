@@ -196,7 +196,7 @@ ROW_STYLES: dict[str, RowStyle] = {
     # The level that the others start from: a dash
     "Frozen backbone": RowStyle(DARK_GREY, LEVEL),
     # The level that they should reach
-    "target": RowStyle(DARK_GREY, LEVEL),
+    "target: half of the way to 100%": RowStyle(DARK_GREY, LEVEL),
     "Full fine-tuning": RowStyle(BLACK, "s"),
     "Full fine-tuning, 512": RowStyle(BLACK, "D"),
     "PUMA": OURS,
@@ -225,7 +225,7 @@ ROW_STYLES: dict[str, RowStyle] = {
     "SoftTriple, a model per dataset": RowStyle(TAN, "o"),
     "CosFace, a model per dataset": RowStyle(SLATE, "o"),
     "ArcFace, a model per dataset": RowStyle(BLUE, "D"),
-    "Full, a model per dataset": RowStyle(SKY, "o"),
+    "Full, a model per dataset": RowStyle(BLACK, "o"),
     # Full fine-tuning, one model for all datasets (Table 2)
     "Full, triplet": RowStyle(BLUE, "s"),
     "Full, Margin": RowStyle(AMBER, "s"),
@@ -296,7 +296,7 @@ ROW_STYLES: dict[str, RowStyle] = {
     "unified": RowStyle(BLUE, "X"),
     "harmonic": RowStyle(AMBER, "P"),
     # Lines of single figures
-    "mean": RowStyle(GREY, MEAN),
+    "mean of these losses": RowStyle(GREY, MEAN),
     "here": RowStyle(BLUE, "o"),
     "printed": RowStyle(BLACK, "D"),
     "p = 0.1": RowStyle(BLUE, "X"),

@@ -145,11 +145,17 @@ def empty_panels(
 
 
 def finish(
-    figure: Figure, axes: np.ndarray, title: str = "", *, named: bool = True, **legend: Any
+    figure: Figure,
+    axes: np.ndarray,
+    title: str = "",
+    *,
+    named: bool = True,
+    fewest: int = 2,
+    **legend: Any,
 ) -> Figure:
     """Give `figure` its title and one legend for all panels, and hide panels without data.
 
-    A single name gets no legend.  `named` is false if labels in the panels replace the legend;
+    Less than `fewest` names get no legend.  `named` is false if labels in the panels replace it;
     `legend` has further settings for it.
     """
     handles_of: dict[str, Any] = {}
@@ -159,7 +165,7 @@ def finish(
         handles, labels = axis.get_legend_handles_labels()
         handles_of.update(zip(labels, handles, strict=True))
 
-    if named and len(handles_of) > 1:
+    if named and len(handles_of) >= fewest:
         longest = max(map(len, handles_of))
         # About 15 characters fit into an inch, and a legend handle is as wide as six.
         room = round(15 * figure.get_figwidth())
@@ -179,8 +185,8 @@ class _BetweenPowers(LogFormatter):
 
 
 def _plain(x: float) -> str:
-    """A number as text: 1,000 or 0.25, but 3e-5 below 0.001."""
-    if 0 < abs(x) < 0.001:
+    """A number as text: 1,000 or 0.25, but 3e-5 below 0.01."""
+    if 0 < abs(x) < 0.01:
         return f"{x:.0e}".replace("e-0", "e-")
     return f"{x:,g}"
 

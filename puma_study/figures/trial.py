@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 
 from .labels import Name, name_points
 from .row_styles import BLACK, DARK_GREY, DASHED, OURS, RowStyle, shown, styles_of
@@ -58,8 +59,11 @@ def tuning_curves(tuned: pd.DataFrame, frozen: float, epochs: int) -> Figure:
         write_plain_numbers(axis.xaxis)
         axis.minorticks_off()
     _only_outer_labels(axes, "base learning rate", "harmonic R@1 (%)")
-    finish(figure, axes)
+    finish(figure, axes, "Harmonic R@1 on held-out classes over the learning rate")
     handles = _meanings(drawn, epochs)
+    if (drawn["percent"] < bottom).any():
+        lower = Line2D([], [], color=BLACK, linestyle="none", marker="v", label="lower: its value")
+        handles.append(lower)
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
 
@@ -103,6 +107,7 @@ def _draw_what_is_below(axis: Axes, part: pd.DataFrame, style: RowStyle, bottom:
             "textcoords": "offset points",
             "ha": "center",
             "fontsize": SMALL,
+            "path_effects": [withStroke(linewidth=2, foreground="white")],
         }
         axis.annotate(f"{lowest:.0f}", (rate, bottom + 0.8), **above)
 
@@ -125,7 +130,7 @@ def _values(part: pd.DataFrame) -> str:
     values = [f"{value:,g}" for value in part["value"].unique()]
     if len(values) == 1:
         return values[0]
-    return f"{values[0]} (dots: {', '.join(values[1:])})"
+    return f"{values[0]} (dotted: {', '.join(values[1:])})"
 
 
 def _only_outer_labels(axes: np.ndarray, xlabel: str, ylabel: str) -> None:
@@ -142,8 +147,8 @@ def _only_outer_labels(axes: np.ndarray, xlabel: str, ylabel: str) -> None:
 def _meanings(tuned: pd.DataFrame, epochs: int) -> list[Line2D]:
     ring: dict[str, Any] = {"markerfacecolor": "none", "linestyle": "none"}
     handles = [
-        Line2D([], [], color=BLACK, linestyle=LINES[0], marker=".", label="first value"),
-        Line2D([], [], color=BLACK, linestyle=LINES[1], marker=".", label="second value"),
+        Line2D([], [], color=BLACK, linestyle=LINES[0], marker=".", label="value named first"),
+        Line2D([], [], color=BLACK, linestyle=LINES[1], marker=".", label="value named second"),
         Line2D([], [], color=DARK_GREY, linestyle=DASHED, linewidth=1.2, label="Frozen backbone"),
     ]
     # The legend leaves out markers that do not occur.
@@ -189,7 +194,7 @@ def where_it_wins(
     one_scale(small, "y")
     _shade_alike(small)
     for axis in small[::2]:
-        axis.set_ylabel("points, harmonic R@1", fontsize=8)
+        axis.set_ylabel("difference of\nharmonic R@1 (points)", fontsize=8)
     title = "PUMA minus full fine-tuning, in pairs, with 95% intervals"
     return finish(figure, np.array([[large, *small]]), title)
 
@@ -232,7 +237,9 @@ def _draw_places(axis: Axes, panel: pd.DataFrame, styles: Mapping[str, RowStyle]
     kept = panel.groupby("place", sort=False)["points"].count()
     for number, place in enumerate(places):
         if kept[place] == 0:
-            axis.text(number, 0, "none", ha="center", va="bottom", fontsize=SMALL, color=DARK_GREY)
+            axis.text(
+                number, 0, "not run", ha="center", va="bottom", fontsize=SMALL, color=DARK_GREY
+            )
     axis.set_xlim(-0.5, len(places) - 0.5)
     axis.set_xticks(range(len(places)), places)
     axis.grid(axis="x", visible=False)
