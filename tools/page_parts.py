@@ -120,7 +120,8 @@ def splits(kept: Kept, columns: Sequence[str], profile: str = "") -> str:
         is_over_all = part["split"].str.startswith("over ")
         over_all = part[is_over_all].set_index("dataset")
         on_each = part[~is_over_all & (part["dataset"] == "harmonic")]
-        line = [pair]
+        row, _, other = pair.partition(" minus ")
+        line = [f"{row} minus {_inside(other)}"]
         for column in columns:
             numbers = over_all.loc[column, ["points", "low", "high"]]
             line.append(with_interval(*numbers, sign="+"))
