@@ -30,7 +30,7 @@ from .row_styles import (
     shown,
     styles_of,
 )
-from .style import STYLE, save, use_style
+from .style import STYLE, one_scale, save, use_style
 from .trial import tuning_curves, where_it_wins
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "gains_over_length",
     "heatmap",
     "intervals",
+    "one_scale",
     "over_settings",
     "picture_grid",
     "readings",

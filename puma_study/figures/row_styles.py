@@ -309,9 +309,9 @@ ROW_STYLES: dict[str, RowStyle] = {
     "colours": RowStyle(AMBER, "P"),
     "family": RowStyle(INDIGO, "d"),
     "class": RowStyle(LILAC, "p"),
-    "flat": RowStyle(BLUE, "X"),
-    "ivf": RowStyle(AMBER, "P"),
-    "hnsw": RowStyle(INDIGO, "d"),
+    "Flat (exact)": RowStyle(BLUE, "X"),
+    "IVF": RowStyle(AMBER, "P"),
+    "HNSW": RowStyle(INDIGO, "d"),
 }
 
 
