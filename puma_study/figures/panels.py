@@ -351,7 +351,7 @@ def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int]
     # A logarithmic axis has no zero.
     table["x"] = millions.where(millions > 0)
     table["x"] = _moved_apart(table)
-    xlabel = "trainable parameters (millions; equal ones are moved apart): up and left is better"
+    xlabel = "trainable parameters (millions)\nequal ones are moved apart; up and left is better"
     panels = {name: table[table["dataset"] == name] for name in OVERALL}
     return against(panels, xlabel, "R@1 (%)", log="x")
 
