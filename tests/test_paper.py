@@ -337,7 +337,10 @@ def test_what_collapsed_is_one_point_or_below_half_of_the_frozen_backbone(
     records = {"frozen": SimpleNamespace(log=[], accuracy=lambda dataset: 0.5)}
     for number, cosine in enumerate(cosines):
         records[f"row-{number}"] = record(cosine, accuracy)
-    kept = lambda names, profile: {name: records[name] for name in names}  # noqa: E731
+
+    def kept(names, profile):
+        return {name: records[name] for name in names}
+
     monkeypatch.setattr(claims.store, "records", kept)
     found = claims.collapse(["row-0", "row-1"], ["frozen"], "test")
     assert re.fullmatch(how, found)
