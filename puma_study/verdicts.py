@@ -57,42 +57,49 @@ def scorecard(
     judged = {name: judge(table) for name, table in here.items()}
     all_in_print = _comparisons_in_print(file)
 
-    lines = {}
+    # Every claim counts for the correction.
+    of_rows = {}
+    rests_on = {}
     p_values = {}
     for claim in claims:
-        table = here[claim.name]
-        judgement = judged[claim.name]
-        in_print = all_in_print[claim.name]
-        pairs_needed = _pairs_needed(claim, in_print)
-        of_rows = _rows_run(claim, paper, runs)
+        name = claim.name
+        of_rows[name] = _rows_run(claim, paper, runs)
+        pairs_needed = _pairs_needed(claim, all_in_print[name])
         level = LEVEL / len(claims)
-        rests_on = _rests_on(table, pairs_needed, of_rows["rows_missing"], level)
+        rests_on[name] = _rests_on(here[name], pairs_needed, of_rows[name]["rows_missing"], level)
+        judgement = judged[name]
         if judgement is not None:
-            p_values[claim.name] = _p_values(claim, judgement, rests_on["could_support"])
-        lines[claim.name] = {
+            p_values[name] = _p_values(claim, judgement, rests_on[name]["could_support"])
+    verdicts_here = _verdicts_here(p_values, list(judged))
+    deciding = _deciding(judged)
+    sharing = _sharing(here)
+
+    lines = {}
+    for claim in claims:
+        name = claim.name
+        of_table = claim.above[0].table if claim.above else ""
+        if about and of_table not in about:
+            continue
+        table = here[name]
+        judgement = judged[name]
+        lines[name] = {
             "section": claim.section,
             "claim": claim.text,
-            "table": claim.above[0].table if claim.above else "",
-            "print": _verdict_of_print(in_print),
-            "here": "not testable",
-            "why": _why(table, judgement, pairs_needed),
-            **of_rows,
+            "table": of_table,
+            "print": _verdict_of_print(all_in_print[name]),
+            "here": verdicts_here.get(name, "not testable"),
+            "why": _why(table, judgement, rests_on[name]["pairs_needed"]),
+            **of_rows[name],
             "withheld": _withheld(table),
             "datasets_missing": ", ".join(_missing(compared(table))),
             "below_frozen": _below_frozen(claim, table, runs),
-            **rests_on,
+            **rests_on[name],
             **_numbers(judgement),
             **_own_seeds(claim, judgement, runs),
+            "decided_by": deciding[name],
+            "shared_with": sharing[name],
         }
-    card = pd.DataFrame.from_dict(lines, orient="index").rename_axis("name")
-
-    for name, verdict in _verdicts_here(p_values, list(card.index)).items():
-        card.loc[name, "here"] = verdict
-    card["decided_by"] = pd.Series(_deciding(judged))
-    card["shared_with"] = pd.Series(_sharing(here))
-    if about:
-        return card[card["table"].isin(about)]
-    return card
+    return pd.DataFrame.from_dict(lines, orient="index").rename_axis("name")
 
 
 @functools.cache  # the print stays as it is
