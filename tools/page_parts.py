@@ -125,7 +125,9 @@ def splits(kept: Kept, columns: Sequence[str], profile: str = "") -> str:
         for column in columns:
             numbers = over_all.loc[column, ["points", "low", "high"]]
             line.append(with_interval(*numbers, sign="+"))
-        line.append(", ".join(_number(points, sign="+") for points in on_each["points"]))
+        # No -0.0.
+        points = on_each["points"].round(1) + 0.0
+        line.append(", ".join(_number(one, sign="+") for one in points))
         lines.append(line)
     names = ["difference", *map(_column, columns), "harmonic, on each split"]
     return markdown_table(names, lines)
