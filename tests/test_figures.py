@@ -460,6 +460,17 @@ class TestCurves:
         figure = figures.curves(tidy("p 10", "p 2"), PLACES, "how many", columns=["b", "unified"])
         assert titles(figure) == ["b", "unified"]
 
+    def test_numbers_stand_to_scale(self):
+        table = tidy("p 1", "p 10", "p 100", "v 1", "v 10", "v 100")
+        places = {row: (row[0], int(row[2:])) for row in table["row"].unique()}
+        axis = figures.curves(table, places, "how many", title="what it shows").axes[0]
+        assert ticks(axis) == ["1", "10", "100"]
+        assert list(axis.get_xticks()) == pytest.approx([0, 1, 2])
+        shares = numbers(["PUMA"], [0.0, 0.25, 1.0])
+        (axis,) = figures.intervals(shares, "points", joined=True).axes
+        assert ticks(axis) == ["0", "0.25", "1"]
+        assert list(axis.get_xticks()) == [0, 0.5, 2]
+
     def test_no_band_leaves_0_to_100_percent(self):
         table = tidy("p 10", "p 2").assign(low=-0.2, high=1.3)
         axis = figures.curves(table, PLACES, "how many").axes[0]
@@ -593,7 +604,10 @@ class TestAgainst:
         for axis, dataset in zip(figure.axes, ("unified", "harmonic")):
             shares = table[table["dataset"] == dataset].set_index("row")["value"]
             drawn = bars(axis)
-            assert (drawn[VPT]["x"], drawn["PUMA"]["x"]) == ([2.5], [4])
+            assert (drawn[VPT]["x"], drawn["PUMA"]["x"]) == (
+                [pytest.approx(2.5)],
+                [pytest.approx(4)],
+            )
             assert drawn[VPT]["y"] == pytest.approx([100 * shares["VPT"]])
             assert drawn["PUMA"]["high"] == pytest.approx([100 * shares["PUMA"] + 10])
             assert lines(axis)["Frozen backbone"].get_ydata()[0] == pytest.approx(
@@ -601,13 +615,46 @@ class TestAgainst:
             )
             assert axis.get_xscale() == "log"
 
+    def test_nearly_equal_numbers_of_parameters_are_moved_to_both_sides(self):
+        trainable = {"VPT": 1_000_000, "PUMA": 1_000_000}
+        figure = figures.accuracy_against_parameters(tidy("VPT", "PUMA"), trainable)
+        drawn = bars(figure.axes[0])
+        (one,), (other,) = drawn[VPT]["x"], drawn["PUMA"]["x"]
+        assert (one * other, other / one) == (pytest.approx(1), pytest.approx(1.125))
+
+    def test_a_single_point_among_lines_is_large_over_them_and_beside_others(self):
+        table = pd.concat([points(VPT=1.0), points(VPT=2.0), points(PUMA=1.0)])
+        (axis,) = figures.against({"": table}, "x", "y", joined=True).axes
+        (bar,) = axis.containers
+        dot = bar.lines[0]
+        assert dot.get_linestyle() == "None"
+        assert dot.get_zorder() > lines(axis)[VPT].get_zorder()
+        at = dot.get_transform().transform((1, 10))[0]
+        assert at < axis.transData.transform((1, 10))[0]
+
+    def test_lines_over_few_numbers_have_a_tick_at_each(self):
+        table = pd.concat([points(PUMA=x) for x in (8.0, 32.0, 100.0)])
+        (axis,) = figures.against({"": table}, "x", "y", log="x", joined=True).axes
+        assert list(axis.get_xticks()) == [8, 32, 100]
+        assert list(axis.get_xticks(minor=True)) == []
+
+    def test_a_short_logarithmic_axis_has_numbers_between_powers_of_ten(self):
+        table = points(PUMA=3000.0, VPT=90_000.0)
+        (axis,) = figures.against({"": table}, "x", "y", log="x").axes
+        axis.get_figure().draw_without_rendering()
+        names = [label.get_text() for label in axis.get_xticklabels(minor=True)]
+        assert {"3,000", "30,000"} <= set(names)
+        assert "2,000" not in names
+
 
 class TestLabels:
     def test_names_at_ends_keep_their_order_and_their_distance(self):
         heights = [10.0, 12.0, 11.0, 50.0]
-        moved = labels._apart(heights, 10.0)
+        moved = labels.moved_apart(heights, 10.0)
         assert moved == pytest.approx([1, 21, 11, 50])
-        assert labels._apart([5.0, 30.0], 10.0) == [5, 30]
+        assert labels.moved_apart([5.0, 30.0], 10.0) == [5, 30]
+        with_a_gap = labels.moved_apart([5.0, np.nan, 5.0], 10.0)
+        assert with_a_gap == pytest.approx([0, np.nan, 10], nan_ok=True)
 
     def test_names_of_points_do_not_overlap_where_there_is_room(self):
         near = {f"name {number}": 1.0 + number / 1000 for number in range(4)}
@@ -622,7 +669,7 @@ class TestLabels:
         near = {f"a long name of a row, number {number}": 1.0 for number in range(11)}
         figure = figures.against({"": points(**near)}, "x", "y")
         assert list(figure.axes[0].texts) == []
-        assert legend(figure) == list(near)
+        assert sorted(legend(figure)) == sorted(near)
 
     def test_a_line_that_ends_early_has_no_leader(self):
         table = pd.concat([points(VPT=1.0), points(VPT=5.0), points(PUMA=1.0)])
@@ -659,14 +706,21 @@ class TestGains:
         drawn = bars(figure.axes[0])
         assert {name: bar["x"] for name, bar in drawn.items() if not name.startswith("_")} == {
             "interval above 0": [1.0],
-            "below 0": [-1.0],
-            "across 0, or one seed": [0.5, 3.0],
+            "interval below 0": [-1.0],
+            "interval across 0": [0.5],
+            "one seed": [3.0],
         }
-        assert drawn["across 0, or one seed"]["low"] == [-1, 2]
-        assert drawn["across 0, or one seed"]["high"] == [2, 4]
-        colours = [drawn[name]["style"].colour for name in ("interval above 0", "below 0")]
-        assert colours == [row_styles.ABOVE, row_styles.BELOW]
-        assert legend(figure) == ["interval above 0", "below 0", "across 0, or one seed"]
+        assert (drawn["one seed"]["low"], drawn["one seed"]["high"]) == ([2], [4])
+        colours = [bar["style"].colour for bar in drawn.values()]
+        assert colours == [row_styles.ABOVE, row_styles.BELOW, row_styles.GREY, row_styles.GREY]
+        dots = [bar.lines[0].get_markerfacecolor() for bar in figure.axes[0].containers]
+        assert [face == "white" for face in dots] == [False, False, False, True]
+
+    def test_the_legend_has_the_kinds_that_occur_in_one_order(self):
+        figure = figures.gains(self.DIFFERENCES.iloc[::-1])
+        kinds = ["interval above 0", "interval below 0", "interval across 0", "one seed"]
+        assert legend(figure) == kinds
+        assert legend(figures.gains(self.DIFFERENCES.query("p > 0.1"))) == ["interval across 0"]
 
     def test_the_first_difference_is_on_top_and_named_once(self):
         left, right = figures.gains(self.DIFFERENCES).axes
@@ -689,12 +743,12 @@ class TestGains:
         assert [label.get_text() for label in labels] == [
             *("PUMA minus ...", "Full fine-tuning", "LoRA"),
             *("... minus Frozen backbone", VPT, "Linear embedding"),
-            *("In pairs", "Adapter, static minus LoRA"),
+            *("Other differences", "Adapter, static minus LoRA"),
         ]
         assert [label.get_fontweight() == "bold" for label in labels] == [
             *(True, False, False, True, False, False, True, False)
         ]
-        drawn = bars(axis)["across 0, or one seed"]
+        drawn = bars(axis)["interval across 0"]
         assert dict(zip(drawn["x"], drawn["y"])) == {0: -1, 2: -2, 1: -4, 3: -5, 4: -7}
 
     def test_headings_of_ones_own(self):
@@ -706,7 +760,7 @@ class TestGains:
     def test_without_p_all_are_of_one_seed(self):
         figure = figures.gains(self.DIFFERENCES.drop(columns="p"))
         shown = [name for name in bars(figure.axes[0]) if not name.startswith("_")]
-        assert shown == ["across 0, or one seed"]
+        assert shown == ["one seed"]
 
     def test_what_is_printed_is_hollow(self):
         table = self.DIFFERENCES.assign(paper=[5.0, np.nan, 6.0, np.nan, np.nan])
@@ -715,6 +769,9 @@ class TestGains:
             [5, np.nan, 6, np.nan], nan_ok=True
         )
         assert lines(left)["printed in the paper"].get_markerfacecolor() == "none"
+        # Over the dots, which would hide it.
+        dots = [bar.lines[0].get_zorder() for bar in left.containers]
+        assert lines(left)["printed in the paper"].get_zorder() > max(dots)
         assert "printed in the paper" not in lines(right)
 
 
@@ -736,6 +793,9 @@ def test_gains_over_length_have_a_line_with_and_one_without_a_dataset():
     assert drawn["Full fine-tuning"]["y"] == [-2, -1]
     assert drawn["Full fine-tuning"]["low"] == pytest.approx([-3, -2])
     assert drawn["Full fine-tuning, without cars"]["high"] == pytest.approx([0, 0.5])
+    assert figure.get_suptitle().endswith("with 95% intervals")
+    # From left to right: a rival, and beside it its line without the dataset.
+    assert len(legend(figure)) == 3
     # A length that a rival lacks is left out: LoRA stands at the second of the two.
     assert drawn["LoRA"]["y"] == [1]
     assert np.round(drawn["LoRA"]["x"]) == [1]
@@ -990,7 +1050,7 @@ def test_an_embedding_map_shows_datasets_and_the_classes_of_one(benchmark):
 def test_a_name_with_an_underscore_stands_in_legends_and_keeps_its_look(benchmark):
     table = points(**{f"_row {number}": float(number) for number in range(20)})
     names = [text.strip(figures.UNSEEN) for text in legend(figures.against({"": table}, "x", "y"))]
-    assert names == list(table["row"])
+    assert sorted(names) == sorted(table["row"])
     squares = figures.waffle(pd.Series({"_hidden": 6.0, "b": 6.0}), "of what", lines=3)
     assert legend(squares) == [f"{figures.UNSEEN}_hidden 6", "b 6"]
     two = figures.intervals(numbers(["PUMA", "_mine"], ["a", "_hidden"]), "R@1 (%)")

@@ -6,6 +6,7 @@ or pandas: a notebook calls `use_style` first, to show figures in this style and
 """
 
 from .claimed import claimed_and_measured, readings
+from .labels import moved_apart
 from .maps import embedding_map, field, heatmap, waffle
 from .panels import (
     accuracy_against_parameters,
@@ -58,6 +59,7 @@ __all__ = [
     "gains_over_length",
     "heatmap",
     "intervals",
+    "moved_apart",
     "one_scale",
     "over_settings",
     "picture_grid",

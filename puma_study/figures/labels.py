@@ -41,7 +41,7 @@ def name_ends(axis: Axes, names: Sequence[Name]) -> None:
     """
     _, height = _size(axis)
     heights = [_in_panel(axis, one)[1] * height for one in names]
-    for one, placed in zip(names, _apart(heights, LINE), strict=True):
+    for one, placed in zip(names, moved_apart(heights, LINE), strict=True):
         inside = min(max(_in_panel(axis, one)[0], 0.0), 1.0)
         axis.annotate(
             one.text,
@@ -233,14 +233,18 @@ def _overlap(one: Box, other: Box) -> bool:
     return across and along
 
 
-def _apart(heights: Sequence[float], least: float) -> list[float]:
-    """`heights`, moved as little as needed to be at least `least` apart, in the same order."""
-    order = np.argsort(heights, kind="stable")
-    placed = np.array(heights, float)[order]
+def moved_apart(numbers: Sequence[float], least: float) -> list[float]:
+    """`numbers`, moved as little as needed to be at least `least` apart, in the same order.
+
+    A nan stays one.
+    """
+    given = np.array(numbers, float)
+    order = np.argsort(given, kind="stable")
+    placed = given[order]
     # Neighbours that are too near become a group around their mean, and groups may meet.
     groups: list[list[float]] = []
-    for height in placed:
-        groups.append([height])
+    for number in placed:
+        groups.append([number])
         while len(groups) > 1 and _ends(groups[-2], least)[1] + least > _ends(groups[-1], least)[0]:
             last = groups.pop()
             groups[-1].extend(last)

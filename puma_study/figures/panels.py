@@ -7,11 +7,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import offset_copy
+from pandas.api.types import is_numeric_dtype
 
 from pumalib.data import check_known
 from pumalib.evaluation import OVERALL
 
-from .labels import Name, name_ends, places_of, write_names
+from .labels import Name, moved_apart, name_ends, places_of, write_names
 from .row_styles import (
     ABOVE,
     BELOW,
@@ -38,6 +40,8 @@ POINTS_NAMED = 12
 PANELS_NAMED = 1
 # Up to this number of lines bands do not hide each other; more get error bars.
 BANDS = 2
+# Up to this number of tried values a logarithmic axis has its ticks there.
+TRIED_NAMED = 8
 
 
 @styled
@@ -49,6 +53,7 @@ def intervals(
     joined: bool = False,
     zero: bool = False,
     xlabel: str = "",
+    log: bool = False,
 ) -> Figure:
     """Numbers with intervals over named places: side by side, or `joined` by lines.
 
@@ -56,10 +61,13 @@ def intervals(
 
     `table` has the columns place, row, value, low and high, and optionally panel (then `ylabel` may
     be a dict by panel) and printed, the paper's number, drawn hollow.  `zero` draws a line at 0.
-    Panels called unified and harmonic share one scale.
+    Panels called unified and harmonic share one scale.  Places that are numbers, the lowest first,
+    stand to scale, a logarithmic one with `log`.
     """
     table = table.reset_index(drop=True)
-    table = table.assign(row=table["row"].map(shown), place=table["place"].map(shown))
+    table = table.assign(row=table["row"].map(shown))
+    if not is_numeric_dtype(table["place"]):
+        table["place"] = table["place"].map(shown)
     if "panel" not in table:
         table = table.assign(panel="")
     panels = table.groupby("panel", sort=False)
@@ -78,7 +86,9 @@ def intervals(
     drawn = {}
     for axis, (panel, part) in zip(axes.flat, panels, strict=False):
         places = _places(part)
-        _draw_rows(axis, part, places, styles, joined=joined)
+        x_of = _x_of(places, log)
+        part = part.assign(x=part["place"].map(x_of), panel=panel)
+        _draw_rows(axis, part, styles, joined=joined)
         _shade_overall(axis, places)
         if zero:
             axis.axhline(0, color=GREY, linewidth=1)
@@ -87,9 +97,9 @@ def intervals(
         beside = 0.22 if joined else 0.5
         axis.set(xlim=(-beside, len(places) - 1 + beside))
         axis.set(title=shown(panel), xlabel=xlabel, ylabel=unit)
-        _name_places(axis, places, columns)
+        _name_places(axis, x_of, columns)
         axis.grid(axis="x", visible=False)
-        drawn[axis] = part.assign(x=part["place"].map(places.index), panel=panel)
+        drawn[axis] = part
 
     one_scale([axis for axis, part in drawn.items() if part["panel"].iloc[0] in OVERALL], "y")
     named = joined and _name_lines(drawn, styles)
@@ -137,8 +147,17 @@ def _places(part: pd.DataFrame) -> list:
     return [*single, *overall]
 
 
+def _x_of(places: list, log: bool) -> dict[Any, float]:
+    """The x of each place: 0, 1, ..., and of numbers to scale between the first and the last."""
+    x = np.arange(len(places), dtype=float)
+    if isinstance(places[0], str):
+        return dict(zip(places, x, strict=True))
+    numbers = np.log(places) if log else np.array(places, float)
+    return dict(zip(places, np.interp(numbers, numbers[[0, -1]], x[[0, -1]]), strict=True))
+
+
 def _draw_rows(
-    axis: Axes, part: pd.DataFrame, places: list, styles: Mapping[str, RowStyle], *, joined: bool
+    axis: Axes, part: pd.DataFrame, styles: Mapping[str, RowStyle], *, joined: bool
 ) -> None:
     """Draw the rows of a panel, side by side where several have a number at one place."""
     dashes = dashes_of(styles)
@@ -156,7 +175,7 @@ def _draw_rows(
     for number, row in enumerate(rows):
         mine = part[part["row"] == row]
         shift = distance * (number - (len(rows) - 1) / 2)
-        x = mine["place"].map(places.index) + shift
+        x = mine["x"] + shift
         # A band of one point has no width.
         if has_bands and len(mine) > 1:
             _draw_line(axis, x, mine, row, styles[row], dashes=dashes[row])
@@ -181,14 +200,16 @@ def _shade_overall(axis: Axes, places: list) -> None:
             axis.axvspan(number - 0.5, number + 0.5, color="#f2f2f2", zorder=0)
 
 
-def _name_places(axis: Axes, places: list, columns: int) -> None:
+def _name_places(axis: Axes, x_of: Mapping[Any, float], columns: int) -> None:
     """Write the names of the places below a panel, tilted if they would overlap."""
-    widths = [max(map(len, str(place).split("\n"))) for place in places]
+    x = list(x_of.values())
+    names = [place if isinstance(place, str) else f"{place:g}" for place in x_of]
+    widths = [max(map(len, name.split("\n"))) for name in names]
     # About a hundred characters fit side by side on a page.
     if sum(widths) > 100 / columns:
-        axis.set_xticks(range(len(places)), places, rotation=40, ha="right")
+        axis.set_xticks(x, names, rotation=40, ha="right")
     else:
-        axis.set_xticks(range(len(places)), places, rotation=0, ha="center")
+        axis.set_xticks(x, names, rotation=0, ha="center")
 
 
 def curves(
@@ -197,11 +218,14 @@ def curves(
     xlabel: str,
     columns: Sequence[str] = OVERALL,
     metric: str = "R@1",
+    *,
+    title: str = "",
 ) -> Figure:
     """`metric` over a number (Figs. 6 to 8): a panel per column, a line with a band per method.
 
     `tidy` is a table of `study.Results.tidy`.  `x` gives rows their line and its x, such as
-    {"PUMA 4": ("PUMA", 4)}; other rows are not drawn.  Raises ValueError for an unknown `metric`.
+    {"PUMA 4": ("PUMA", 4)}, on a logarithmic scale; other rows are not drawn.  Raises ValueError
+    for an unknown `metric`.
     """
     drawn = tidy["row"].isin(list(x)) & tidy["dataset"].isin(columns)
     table = _in_percent(tidy[drawn], metric)
@@ -210,8 +234,7 @@ def curves(
     table["panel"] = pd.Categorical(table["dataset"], columns)
     table = table.sort_values(["panel", "place"], kind="stable")
     table["panel"] = table["panel"].astype(str)
-    table["place"] = table["place"].map("{:g}".format)
-    return intervals(table, f"{metric} (%)", joined=True, xlabel=xlabel)
+    return intervals(table, f"{metric} (%)", title, joined=True, xlabel=xlabel, log=True)
 
 
 @styled
@@ -220,6 +243,7 @@ def against(
     xlabel: str | Mapping[str, str],
     ylabel: str | Mapping[str, str],
     log: str = "",
+    title: str = "",
     *,
     joined: bool = False,
     zero: bool = False,
@@ -229,28 +253,33 @@ def against(
 
     Rows are points with intervals, or lines if `joined`, with a band if there are low and high.  A
     row without an x is a horizontal line.  `xlabel` and `ylabel` may be dicts by panel.  `log`
-    names the logarithmic axes: "", "x" or "xy".  `zero` draws a line at 0.  Few lines or points are
-    labelled by their row if there is room, or points by a column `point_label`; else there is a
+    names the logarithmic axes: "", "x" or "xy"; few x of lines have a tick each there.  `title` is
+    the figure's: it says what the intervals are.  `zero` draws a line at 0.  Few lines or points
+    are labelled by their row if there is room, or points by a column `point_label`; else there is a
     legend.  Panels called unified and harmonic share one scale.  `columns` is the number of panels
     in a line, all if None.
     """
-    panels = {title: one.assign(row=one["row"].map(shown)) for title, one in panels.items()}
+    panels = {panel: one.assign(row=one["row"].map(shown)) for panel, one in panels.items()}
     styles = styles_of([row for table in panels.values() for row in table["row"]])
     width = PAGE_WIDTH if len(panels) > 1 else 7
     columns = columns or len(panels)
     lines = -(-len(panels) // columns)
     figure, axes = empty_panels(lines, columns, width, 4 if lines == 1 else 3)
     drawn = dict(zip(axes.flat, panels.values(), strict=False))
-    for axis, (title, table) in zip(axes.flat, panels.items(), strict=False):
+    for axis, (panel, table) in zip(axes.flat, panels.items(), strict=False):
         _draw_over_numbers(axis, table, styles, joined)
         if zero:
             axis.axhline(0, color=GREY, linewidth=1)
-        across = xlabel if isinstance(xlabel, str) else xlabel[title]
-        along = ylabel if isinstance(ylabel, str) else ylabel[title]
-        axis.set(xlabel=across, ylabel=along, title=title)
+        across = xlabel if isinstance(xlabel, str) else xlabel[panel]
+        along = ylabel if isinstance(ylabel, str) else ylabel[panel]
+        axis.set(xlabel=across, ylabel=along, title=panel)
         if "x" in log:
             axis.set_xscale("log")
             write_plain_numbers(axis.xaxis)
+            tried = table["x"].dropna().unique()
+            if joined and len(tried) <= TRIED_NAMED:
+                axis.set_xticks(sorted(tried))
+                axis.minorticks_off()
         elif (table["x"].dropna() % 1 == 0).all():
             # Whole numbers, such as epochs, get no ticks between them.
             axis.xaxis.get_major_locator().set_params(integer=True)
@@ -260,22 +289,31 @@ def against(
 
     one_scale([axis for axis in drawn if axis.get_title().split(":")[0] in OVERALL], "y")
     named = _name_lines(drawn, styles) if joined else _name_each_point(drawn, styles)
-    return finish(figure, axes, named=not named)
+    return finish(figure, axes, title, named=not named)
 
 
 def _draw_over_numbers(
     axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyle], joined: bool
 ) -> None:
-    """Draw the rows of a panel of `against`; a row without an x is a horizontal line."""
+    """Draw the rows of a panel of `against`; a row without an x is a horizontal line.
+
+    A single point among lines is drawn large over them, and its interval beside those at its x.
+    """
     dashes = dashes_of(styles)
+    points_beside = 0
     for row, part in table.groupby("row", sort=False):
         if part["x"].isna().any():
             level = part["value"].item()
             look: dict[str, Any] = {"color": styles[row].colour, "linestyle": dashes[row]}
             axis.axhline(level, linewidth=1.2, label=row, **look)
-        # A band of one point has no width.
-        elif joined and (len(part) > 1 or "low" not in part):
+        elif joined and len(part) > 1:
             _draw_line(axis, part["x"], part, row, styles[row], dashes=dashes[row])
+        elif joined:
+            if "low" in part and (table["x"] == part["x"].item()).sum() > 1:
+                points_beside += 7
+            moved = offset_copy(axis.transData, axis.figure, -points_beside, units="points")
+            large: dict[str, Any] = {"markersize": 8, "zorder": 4, "transform": moved}
+            _draw_dots(axis, part["x"], part, row, styles[row], **large)
         else:
             _draw_dots(axis, part["x"], part, row, styles[row])
 
@@ -351,42 +389,48 @@ def accuracy_against_parameters(tidy: pd.DataFrame, trainable: Mapping[str, int]
     # A logarithmic axis has no zero.
     table["x"] = millions.where(millions > 0)
     table["x"] = _moved_apart(table)
-    xlabel = "trainable parameters (millions)\nequal ones are moved apart; up and left is better"
+    xlabel = (
+        "trainable parameters (millions)\nnearly equal ones are moved apart; up and left is better"
+    )
     panels = {name: table[table["dataset"] == name] for name in OVERALL}
-    return against(panels, xlabel, "R@1 (%)", log="x")
+    title = "R@1 over trainable parameters, with 95% intervals"
+    return against(panels, xlabel, "R@1 (%)", "x", title)
 
 
 def _moved_apart(table: pd.DataFrame) -> pd.Series:
     """The x of each row, larger by an eighth than the next smaller one at least."""
-    moved = {}
-    last = 0.0
-    for row, x in table.dropna(subset=["x"]).groupby("row")["x"].first().sort_values().items():
-        last = max(x, 1.125 * last)
-        moved[row] = last
-    return table["row"].map(moved)
+    x = table.dropna(subset=["x"]).groupby("row", sort=False)["x"].first()
+    moved = np.exp(moved_apart(list(np.log(x)), np.log(1.125)))
+    return table["row"].map(dict(zip(x.index, moved, strict=True)))
 
 
 @styled
 def gains(differences: pd.DataFrame, title: str = "") -> Figure:
-    """Paired differences with their 95 % intervals, a panel per column, all on one scale.
+    """Paired differences with their 95% intervals, a panel per column, all on one scale.
 
     `differences` is a table of `study.Results.differences`: difference, of, points, low and high,
     optionally p and paper.  Differences that share a row are grouped under a heading; a column
-    `group` sets other headings.  The paper's differences are hollow.  Grey are intervals that
-    contain zero, and differences of one seed (p is NaN).
+    `group` sets other headings.  The paper's differences are hollow diamonds.  Grey are intervals
+    that contain zero, and hollow those of one seed (p is NaN).
     """
     table = _with_groups(differences)
     lines = _lines_of_groups(table)
+    table["y"] = [-lines.index(line) for line in _keys(table)]
+    table["kind"] = _kinds(table)
     panels = table.groupby("of", sort=False)
     height = 1.3 + 0.21 * len(lines)
     figure, axes = empty_panels(1, max(1, len(panels)), PAGE_WIDTH, height)
     drawn = []
     for axis, (panel, part) in zip(axes.flat, panels, strict=False):
-        y = pd.Series([-lines.index(line) for line in _keys(part)], part.index, dtype=float)
-        _draw_gains(axis, part, y)
+        # All panels draw all kinds that occur, so that the legend has them in one order.
+        for kind, style in KINDS.items():
+            if kind in set(table["kind"]):
+                _draw_gains(axis, part[part["kind"] == kind], kind, style)
         if "paper" in part and part["paper"].notna().any():
             hollow: dict[str, Any] = {"color": BLACK, "markerfacecolor": "none"}
-            axis.plot(part["paper"], y, "D", label="printed in the paper", **hollow)
+            # Over the dots, which would hide them.
+            hollow |= {"markersize": 7, "zorder": 4}
+            axis.plot(part["paper"], part["y"], "D", label="printed in the paper", **hollow)
         axis.axvline(0, color=GREY, linewidth=1)
         axis.set(xlabel="difference of R@1 (points)", title=panel, ylim=(0.4 - len(lines), 0.6))
         axis.locator_params(axis="x", nbins=6)
@@ -410,7 +454,7 @@ def gains_over_length(table: pd.DataFrame, ours: str, without: str) -> Figure:
     kinds = list(table.groupby(["rival", "is_without"], sort=False))
     figure, axes = empty_panels(1, 1, 7, 4.5)
     axis = axes[0, 0]
-    distance = min(0.12, 0.6 / len(kinds))
+    distance = min(0.04, 0.6 / len(kinds))
     for number, ((rival, is_without), part) in enumerate(kinds):
         style = styles[rival]
         part = part.sort_values("epochs")
@@ -434,7 +478,8 @@ def gains_over_length(table: pd.DataFrame, ours: str, without: str) -> Figure:
     axis.set_ylabel(f"{shown(ours)} minus rival, harmonic R@1 (points)")
     axis.grid(axis="x", visible=False)
     _name_halves(axis, ours)
-    return finish(figure, axes, f"{shown(ours)} minus each rival over the length of training")
+    title = f"{shown(ours)} minus each rival over the length of training, with 95% intervals"
+    return finish(figure, axes, title)
 
 
 def _name_halves(axis: Axes, ours: str) -> None:
@@ -460,7 +505,7 @@ def _name_halves(axis: Axes, ours: str) -> None:
 # A heading alone, or below it the name of a difference
 Line = tuple[str, str]
 # The heading of differences that share no row with others
-ALONE = "In pairs"
+ALONE = "Other differences"
 
 
 def _with_groups(differences: pd.DataFrame) -> pd.DataFrame:
@@ -519,32 +564,39 @@ def _name_lines_of_groups(axis: Axes, lines: Sequence[Line], *, named: bool) -> 
             label.set_fontweight("bold")
 
 
-def _draw_gains(axis: Axes, part: pd.DataFrame, y: pd.Series) -> None:
-    """Draw the intervals of a panel at heights `y`, coloured by their side of zero."""
-    # A difference of one seed has no p: it allows no conclusion about other seeds.
-    several_seeds = pd.Series(False, part.index)
-    if "p" in part:
-        several_seeds = part["p"].notna()
-    above = (part["low"] > 0) & several_seeds
-    below = (part["high"] < 0) & several_seeds
+# Differences by what their interval says, and how they are drawn, in the order of the legend
+KINDS: dict[str, dict[str, Any]] = {
+    "interval above 0": {"color": ABOVE},
+    "interval below 0": {"color": BELOW},
+    "interval across 0": {"color": GREY},
+    # It allows no conclusion about other seeds.
+    "one seed": {"color": GREY, "markerfacecolor": "white"},
+}
 
+
+def _kinds(table: pd.DataFrame) -> np.ndarray:
+    """The kind, a key of `KINDS`, of each difference; one of one seed has no p."""
+    several_seeds = pd.Series(False, table.index)
+    if "p" in table:
+        several_seeds = table["p"].notna()
+    return np.select(
+        [~several_seeds, table["low"] > 0, table["high"] < 0],
+        ["one seed", "interval above 0", "interval below 0"],
+        "interval across 0",
+    )
+
+
+def _draw_gains(axis: Axes, part: pd.DataFrame, label: str, style: dict[str, Any]) -> None:
+    """Draw the intervals of one kind at their heights y."""
     x = part["points"]
     spread = np.stack([x - part["low"], part["high"] - x])
-    kinds = [
-        ("interval above 0", ABOVE, above),
-        ("below 0", BELOW, below),
-        ("across 0, or one seed", GREY, ~(above | below)),
-    ]
-    for name, colour, mine in kinds:
-        # The legend leaves out colours that do not occur.
-        label = name if mine.any() else None
-        axis.errorbar(x[mine], y[mine], xerr=spread[:, mine], fmt="o", color=colour, label=label)
+    axis.errorbar(x, part["y"], xerr=spread, fmt="o", label=label, **style)
 
 
 def _in_percent(tidy: pd.DataFrame, metric: str) -> pd.DataFrame:
     """The rows of one metric in `tidy`, in percent; raises ValueError for an unknown metric.
 
-    Intervals of few seeds may go below 0 or above 100 %: they are clipped.
+    Intervals of few seeds may go below 0 or above 100%: they are clipped.
     """
     check_known("metric", [metric], tidy["metric"].unique())
     table = tidy[tidy["metric"] == metric].copy()
@@ -586,23 +638,33 @@ def _draw_dots(
     style: RowStyle,
     *,
     dashes: Any = "none",
+    **more: Any,
 ) -> None:
-    """Draw the values of `rows` at `x` as markers with error bars, joined by a line of `dashes`."""
-    below = rows["value"] - rows["low"]
-    above = rows["high"] - rows["value"]
-    spread = np.stack([below, above]).astype(float).clip(0)
+    """Draw the values of `rows` at `x` as markers with error bars, joined by a line of `dashes`.
+
+    `more` are settings of matplotlib in place of the row's own.
+    """
+    spread = None
+    if "low" in rows:
+        below = rows["value"] - rows["low"]
+        above = rows["high"] - rows["value"]
+        spread = np.stack([below, above]).astype(float).clip(0)
+    settings = {**_settings_of(style, label), **more}
     axis.errorbar(
         x,
         rows["value"],
         spread,
         marker=style.marker,
-        linestyle=dashes,
+        # One point has no line, in the legend too.
+        linestyle=dashes if len(rows) > 1 else "none",
         elinewidth=1.2,
         ecolor=(style.colour, 0.6),
-        **_settings_of(style, label),
+        **settings,
     )
 
 
 def _draw_hollow(axis: Axes, x: pd.Series, values: pd.Series, style: RowStyle) -> None:
     """Draw the paper's numbers as the row's marker, larger and hollow."""
-    axis.plot(x, values, style.marker, color=style.colour, markerfacecolor="none", markersize=8)
+    look: dict[str, Any] = {"color": style.colour, "markerfacecolor": "none", "markersize": 8}
+    # Over the dots, which would hide them.
+    axis.plot(x, values, style.marker, zorder=4, **look)

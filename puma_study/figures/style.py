@@ -46,6 +46,8 @@ STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "legend.fontsize": 8,
     "legend.frameon": False,
+    # Long enough for dashes and dots.
+    "legend.handlelength": 3,
     "lines.markersize": 5,
     # Names are no formulas: a dataset may be called "$x$".
     "text.parse_math": False,
@@ -167,21 +169,28 @@ def finish(
 
     if named and len(handles_of) >= fewest:
         longest = max(map(len, handles_of))
-        # About 15 characters fit into an inch, and a legend handle is as wide as six.
+        # About 15 characters fit into an inch, and a legend handle is as wide as eight.
         room = round(15 * figure.get_figwidth())
-        columns = max(1, min(len(handles_of), 6, room // (6 + longest)))
-        figure.legend(
-            handles_of.values(), handles_of, loc="outside lower center", ncols=columns, **legend
-        )
+        columns = max(1, min(len(handles_of), 6, room // (8 + longest)))
+        # Matplotlib fills column by column, and lines are read from left to right.
+        names = list(handles_of)
+        names = [name for column in range(columns) for name in names[column::columns]]
+        handles = [handles_of[name] for name in names]
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, **legend)
     figure.suptitle(title)
     return figure
 
 
 class _BetweenPowers(LogFormatter):
-    """Labels numbers between powers of ten where matplotlib has room for them."""
+    """Labels 3, 30, ... where an axis has few powers of ten, and more within one power."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
-        return _plain(x) if super().__call__(x, pos) else ""
+        assert self.axis is not None
+        low, high = self.axis.get_view_interval()
+        is_short = high < 10 * low
+        is_three = f"{x:e}".startswith("3.0") and high < 10**2.5 * low
+        has_room = super().__call__(x, pos) if is_short else is_three
+        return _plain(x) if has_room else ""
 
 
 def _plain(x: float) -> str:
@@ -192,9 +201,13 @@ def _plain(x: float) -> str:
 
 
 def write_plain_numbers(side: Axis) -> None:
-    """Label a logarithmic axis with plain numbers in place of powers of ten."""
+    """Label a logarithmic axis with plain numbers in place of powers of ten, and mark its ticks."""
     side.set_major_formatter(lambda x, _: _plain(x))
     side.set_minor_formatter(_BetweenPowers())
+    # All marks are as long: labels would stand at two distances from the axis else.
+    where = {"x": "bottom", "y": "left"}[side.axis_name]
+    marks: dict[str, Any] = {"length": 3, "pad": 3, "color": GREY, where: True}
+    side.set_tick_params(which="both", **marks)
 
 
 def one_scale(axes: Iterable[Axes], which: str) -> None:
