@@ -629,8 +629,9 @@ class TestAgainst:
         dot = bar.lines[0]
         assert dot.get_linestyle() == "None"
         assert dot.get_zorder() > lines(axis)[VPT].get_zorder()
-        at = dot.get_transform().transform((1, 10))[0]
-        assert at < axis.transData.transform((1, 10))[0]
+        assert dot.get_xdata() == pytest.approx([0.98])
+        # The whole interval is seen.
+        assert axis.get_ylim()[0] < bars(axis)["PUMA"]["low"][0]
 
     def test_lines_over_few_numbers_have_a_tick_at_each(self):
         table = pd.concat([points(PUMA=x) for x in (8.0, 32.0, 100.0)])

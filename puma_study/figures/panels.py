@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.transforms import offset_copy
 from pandas.api.types import is_numeric_dtype
 
 from pumalib.data import check_known
@@ -267,6 +266,8 @@ def against(
     figure, axes = empty_panels(lines, columns, width, 4 if lines == 1 else 3)
     drawn = dict(zip(axes.flat, panels.values(), strict=False))
     for axis, (panel, table) in zip(axes.flat, panels.items(), strict=False):
+        if "x" in log:
+            axis.set_xscale("log")
         _draw_over_numbers(axis, table, styles, joined)
         if zero:
             axis.axhline(0, color=GREY, linewidth=1)
@@ -274,7 +275,6 @@ def against(
         along = ylabel if isinstance(ylabel, str) else ylabel[panel]
         axis.set(xlabel=across, ylabel=along, title=panel)
         if "x" in log:
-            axis.set_xscale("log")
             write_plain_numbers(axis.xaxis)
             tried = table["x"].dropna().unique()
             if joined and len(tried) <= TRIED_NAMED:
@@ -300,7 +300,7 @@ def _draw_over_numbers(
     A single point among lines is drawn large over them, and its interval beside those at its x.
     """
     dashes = dashes_of(styles)
-    points_beside = 0
+    beside = 0
     for row, part in table.groupby("row", sort=False):
         if part["x"].isna().any():
             level = part["value"].item()
@@ -309,13 +309,22 @@ def _draw_over_numbers(
         elif joined and len(part) > 1:
             _draw_line(axis, part["x"], part, row, styles[row], dashes=dashes[row])
         elif joined:
-            if "low" in part and (table["x"] == part["x"].item()).sum() > 1:
-                points_beside += 7
-            moved = offset_copy(axis.transData, axis.figure, -points_beside, units="points")
-            large: dict[str, Any] = {"markersize": 8, "zorder": 4, "transform": moved}
-            _draw_dots(axis, part["x"], part, row, styles[row], **large)
+            x = part["x"]
+            if "low" in part and (table["x"] == x.item()).sum() > 1:
+                beside += 1
+                x = _to_the_left(axis, x, table["x"], 0.02 * beside)
+            large: dict[str, Any] = {"markersize": 8, "zorder": 4}
+            _draw_dots(axis, x, part, row, styles[row], **large)
         else:
             _draw_dots(axis, part["x"], part, row, styles[row])
+
+
+def _to_the_left(axis: Axes, x: pd.Series, of_all: pd.Series, share: float) -> pd.Series:
+    """`x` less a share of the range that `of_all` has on the axis, which may be logarithmic."""
+    scale = axis.xaxis.get_transform()
+    low, high = scale.transform(np.array([of_all.min(), of_all.max()]))
+    moved = scale.transform(x.to_numpy(float)) - share * (high - low)
+    return pd.Series(scale.inverted().transform(moved), x.index)
 
 
 @styled
@@ -334,12 +343,12 @@ def over_settings(
     figure, axes = empty_panels(lines, columns, PAGE_WIDTH, 2.3, extra=0.5)
     drawn = axes.flat[: len(panels)]
     for axis, (title, table) in zip(drawn, panels.items(), strict=True):
-        _draw_over_numbers(axis, table, styles, joined=True)
-        default: dict[str, Any] = {"color": GREY, "linestyle": ":", "label": "the default"}
-        axis.axvline(defaults[title], linewidth=1.2, zorder=1, **default)
         values = sorted(table["x"].dropna().unique())
         if values[0] > 0:
             axis.set_xscale("log")
+        _draw_over_numbers(axis, table, styles, joined=True)
+        default: dict[str, Any] = {"color": GREY, "linestyle": ":", "label": "the default"}
+        axis.axvline(defaults[title], linewidth=1.2, zorder=1, **default)
         axis.set_xticks(values, [f"{value:g}" for value in values])
         axis.minorticks_off()
         axis.set(title=title)
