@@ -134,6 +134,22 @@ def test_rows_of_a_figure_differ_in_colour_or_in_marker(figure):
     assert too_near(styles) == []
 
 
+def test_a_name_has_one_line_whatever_stands_beside_it():
+    for names in TOGETHER.values():
+        for name in map(figures.shown, names):
+            if name in figures.ROW_STYLES:
+                alone = row_styles.dashes_of(figures.styles_of([name]))
+                beside = row_styles.dashes_of(figures.styles_of(map(figures.shown, names)))
+                assert alone[name] == beside[name], name
+
+
+def test_losses_of_one_colour_in_a_figure_differ_in_their_lines():
+    styles = figures.styles_of(map(figures.shown, survey.LOSSES))
+    lines = row_styles.dashes_of(styles)
+    looks = {(style.colour, str(lines[name])) for name, style in styles.items()}
+    assert len(looks) == len(styles)
+
+
 # Maps and waffle charts have no markers: colour alone carries the dataset.
 DATASETS = {
     "mini": ["glyphs", "garments", "digits", "vehicles", "photos", "birds", "aircraft", "flowers"],

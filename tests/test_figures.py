@@ -221,9 +221,10 @@ class TestSettings:
 
 class TestRowStyles:
     def test_every_line_of_the_table_can_be_drawn(self):
-        for name, (colour, marker) in figures.ROW_STYLES.items():
+        for name, (colour, marker, line) in figures.ROW_STYLES.items():
             assert is_color_like(colour), name
             assert marker in Line2D.markers, name
+            assert Line2D([], [], linestyle=line), name
 
     @pytest.mark.parametrize("place", ["first", "last"])
     def test_a_new_method_repaints_none(self, place, monkeypatch):

@@ -52,10 +52,10 @@ _METHODS = (
     ("full", "Full fine-tuning", "universal CurricularFace", 2),
 )
 _MODELS = (
-    ("full-ms", "Full, multi-similarity", "universal MS", 2),
-    ("full-cosface", "Full, CosFace", "universal CosFace", 2),
-    ("full-pa", "Full, Proxy-Anchor", "universal PA", 2),
-    ("specific", "Full, a model per dataset", "specific CurricularFace", 2),
+    ("full-ms", "Full fine-tuning, Multi-similarity", "universal MS", 2),
+    ("full-cosface", "Full fine-tuning, CosFace", "universal CosFace", 2),
+    ("full-pa", "Full fine-tuning, Proxy-Anchor", "universal PA", 2),
+    ("specific", "Full fine-tuning, a model per dataset", "specific CurricularFace", 2),
 )
 ROWS = {key: Row(name, "adaptation_methods", row, table) for key, name, row, table in _METHODS}
 ROWS |= {key: Row(name, "main_results", row, table) for key, name, row, table in _MODELS}

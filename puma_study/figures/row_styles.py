@@ -42,11 +42,20 @@ ABOVE = BLUE
 BELOW = AMBER
 
 
+# The lines that rows of one colour have beside a solid one; those of frozen rows are dashed.
+DASHED: Any = (0, (4, 2))
+DASH_DOTTED: Any = (0, (6, 1.5, 1, 1.5))
+DOTTED: Any = (0, (1, 1.2))
+DASH_DOTS: Any = (0, (3, 1, 1, 1, 1, 1))
+LINES: list[Any] = ["-", DASH_DOTTED, DOTTED, DASH_DOTS]
+
+
 class RowStyle(NamedTuple):
-    """The colour and the marker that matplotlib draws a name with."""
+    """The colour, the marker and the line that matplotlib draws a name with."""
 
     colour: str
     marker: str
+    line: Any = "-"
 
 
 OURS = RowStyle("#c8106e", "*")
@@ -58,11 +67,11 @@ MEAN = "."
 
 # ---- names
 
-# The paper's losses as they are written within a name; alone they begin with a capital.
+# The paper's losses.
 LOSSES = {
-    "Triplet": "triplet",
+    "Triplet": "Triplet",
     "Margin": "Margin",
-    "MS": "multi-similarity",
+    "MS": "Multi-similarity",
     "PA": "Proxy-Anchor",
     "Hyp": "Hyp",
     "SoftTriple": "SoftTriple",
@@ -84,10 +93,14 @@ NAMES: dict[str, str] = {
     "full": "Full fine-tuning",
     "full fine-tuning": "Full fine-tuning",
     # Full fine-tuning, one model for all datasets, or a model for each (Table 2)
-    **{f"universal {key}": f"Full, {name}" for key, name in LOSSES.items()},
-    **{f"specific {key}": f"{capital(name)}, a model per dataset" for key, name in LOSSES.items()},
+    **{f"universal {key}": f"Full fine-tuning, {name}" for key, name in LOSSES.items()},
+    **{
+        f"specific {key}": f"Full fine-tuning, {name}, a model per dataset"
+        for key, name in LOSSES.items()
+    },
+    # CurricularFace is the study's own loss: that of every method whose loss is not named.
     "universal CurricularFace": "Full fine-tuning",
-    "specific CurricularFace": "Full, a model per dataset",
+    "specific CurricularFace": "Full fine-tuning, a model per dataset",
     # Methods, as pumalib.config and the paper name them (Tables 2, 3 and 7)
     "linear": "Linear embedding",
     "linear, untrained": "Linear embedding, untrained",
@@ -120,14 +133,14 @@ NAMES: dict[str, str] = {
     "frozen ViT-S": "Frozen ViT-S",
     "frozen ViT-B": "Frozen ViT-B",
     "frozen ViT-L": "Frozen ViT-L",
-    "CurricularFace ViT-S/16 128": "Full, ViT-S, 128",
-    "CurricularFace ViT-S/16 512": "Full, ViT-S, 512",
-    "CurricularFace ViT-B/16 128": "Full, ViT-B, 128",
+    "CurricularFace ViT-S/16 128": "Full fine-tuning, ViT-S, 128",
+    "CurricularFace ViT-S/16 512": "Full fine-tuning, ViT-S, 512",
+    "CurricularFace ViT-B/16 128": "Full fine-tuning, ViT-B, 128",
     "PUMA ViT-S/16 128": "PUMA, ViT-S, 128",
     "PUMA ViT-S/16 512": "PUMA, ViT-S, 512",
     "PUMA ViT-B/16 128": "PUMA, ViT-B, 128",
     # Losses, as the paper and as pumalib.losses name them, and the triplet loss with its miners
-    **{key: capital(name) for key, name in LOSSES.items()},
+    **LOSSES,
     "MS + XBM": "Multi-similarity + XBM",
     "plain triplets": "Triplets, plain",
     "triplet": "Triplet",
@@ -194,47 +207,47 @@ def shown(name: object) -> str:
 # By shown name.
 ROW_STYLES: dict[str, RowStyle] = {
     # The level that the others start from: a dash
-    "Frozen backbone": RowStyle(DARK_GREY, LEVEL),
+    "Frozen backbone": RowStyle(DARK_GREY, LEVEL, DASHED),
     # The level that they should reach
-    "target: half of the way to 100%": RowStyle(DARK_GREY, LEVEL),
+    "target: half of the way to 100%": RowStyle(DARK_GREY, LEVEL, DASHED),
     "Full fine-tuning": RowStyle(BLACK, "s"),
-    "Full fine-tuning, 512": RowStyle(BLACK, "D"),
+    "Full fine-tuning, 512": RowStyle(BLACK, "D", DASH_DOTTED),
     "PUMA": OURS,
-    "PUMA, 512": RowStyle(OURS.colour, "P"),
-    "PUMA, first half": RowStyle(OURS.colour, "d"),
+    "PUMA, 512": RowStyle(OURS.colour, "P", DASH_DOTTED),
+    "PUMA, first half": RowStyle(OURS.colour, "d", DOTTED),
     # Methods
     "Linear embedding": RowStyle(INDIGO, "v"),
     "MLP-3": RowStyle(LILAC, "8"),
     "Visual prompt (VPT)": RowStyle(BROWN, ">"),
     "Visual prompts, deep": RowStyle(TAN, "D"),
-    "Prompt pool": RowStyle(TAN, "^"),
+    "Prompt pool": RowStyle(TAN, "^", DASH_DOTTED),
     "LoRA": RowStyle(SLATE, "D"),
-    "Stochastic LoRA": RowStyle(SLATE, "v"),
+    "Stochastic LoRA": RowStyle(SLATE, "v", DASH_DOTTED),
     "AdaptFormer": RowStyle(SKY, "<"),
     "Adapter, static": RowStyle(BLUE, ">"),
     "Adapter, stochastic": RowStyle(AMBER, "D"),
-    "VPT + static adapter": RowStyle(LILAC, "v"),
-    "PUMA + LoRA": RowStyle(TAN, ">"),
-    "PUMA + stochastic LoRA": RowStyle(SLATE, "^"),
+    "VPT + static adapter": RowStyle(LILAC, "v", DASH_DOTTED),
+    "PUMA + LoRA": RowStyle(TAN, ">", DOTTED),
+    "PUMA + stochastic LoRA": RowStyle(SLATE, "^", DOTTED),
     # Full fine-tuning, a model for each dataset (Table 2)
-    "Triplet, a model per dataset": RowStyle(BLUE, "o"),
-    "Margin, a model per dataset": RowStyle(AMBER, "o"),
-    "Multi-similarity, a model per dataset": RowStyle(INDIGO, "o"),
-    "Proxy-Anchor, a model per dataset": RowStyle(LILAC, "o"),
-    "Hyp, a model per dataset": RowStyle(BROWN, "o"),
-    "SoftTriple, a model per dataset": RowStyle(TAN, "o"),
-    "CosFace, a model per dataset": RowStyle(SLATE, "o"),
-    "ArcFace, a model per dataset": RowStyle(BLUE, "D"),
-    "Full, a model per dataset": RowStyle(BLACK, "o"),
+    "Full fine-tuning, Triplet, a model per dataset": RowStyle(BLUE, "o", DOTTED),
+    "Full fine-tuning, Margin, a model per dataset": RowStyle(AMBER, "o", DOTTED),
+    "Full fine-tuning, Multi-similarity, a model per dataset": RowStyle(INDIGO, "o", DOTTED),
+    "Full fine-tuning, Proxy-Anchor, a model per dataset": RowStyle(LILAC, "o", DOTTED),
+    "Full fine-tuning, Hyp, a model per dataset": RowStyle(BROWN, "o", DOTTED),
+    "Full fine-tuning, SoftTriple, a model per dataset": RowStyle(TAN, "o", DOTTED),
+    "Full fine-tuning, CosFace, a model per dataset": RowStyle(SLATE, "o", DOTTED),
+    "Full fine-tuning, ArcFace, a model per dataset": RowStyle(BLUE, "D", DASH_DOTS),
+    "Full fine-tuning, a model per dataset": RowStyle(BLACK, "o", DOTTED),
     # Full fine-tuning, one model for all datasets (Table 2)
-    "Full, triplet": RowStyle(BLUE, "s"),
-    "Full, Margin": RowStyle(AMBER, "s"),
-    "Full, multi-similarity": RowStyle(INDIGO, "s"),
-    "Full, Proxy-Anchor": RowStyle(LILAC, "s"),
-    "Full, Hyp": RowStyle(BROWN, "s"),
-    "Full, SoftTriple": RowStyle(TAN, "s"),
-    "Full, CosFace": RowStyle(SLATE, "s"),
-    "Full, ArcFace": RowStyle(BLUE, "^"),
+    "Full fine-tuning, Triplet": RowStyle(BLUE, "s"),
+    "Full fine-tuning, Margin": RowStyle(AMBER, "s"),
+    "Full fine-tuning, Multi-similarity": RowStyle(INDIGO, "s"),
+    "Full fine-tuning, Proxy-Anchor": RowStyle(LILAC, "s"),
+    "Full fine-tuning, Hyp": RowStyle(BROWN, "s"),
+    "Full fine-tuning, SoftTriple": RowStyle(TAN, "s"),
+    "Full fine-tuning, CosFace": RowStyle(SLATE, "s"),
+    "Full fine-tuning, ArcFace": RowStyle(BLUE, "^", DASH_DOTTED),
     # Kinds of models (Table 10)
     "A model per dataset": RowStyle(BLUE, "X"),
     "One model for all": RowStyle(AMBER, "P"),
@@ -243,16 +256,16 @@ ROW_STYLES: dict[str, RowStyle] = {
     "Triplet": RowStyle(BLUE, "o"),
     "Margin": RowStyle(AMBER, "^"),
     "Multi-similarity": RowStyle(INDIGO, "s"),
-    "Proxy-Anchor": RowStyle(LILAC, "D"),
+    "Proxy-Anchor": RowStyle(LILAC, "D", DASH_DOTTED),
     "Hyp": RowStyle(BROWN, "v"),
-    "SoftTriple": RowStyle(TAN, "v"),
-    "CosFace": RowStyle(SLATE, "<"),
-    "ArcFace": RowStyle(BLUE, ">"),
-    "CurricularFace": RowStyle(SKY, "o"),
-    "SupCon": RowStyle(BLUE, "X"),
-    "ProxyNCA++": RowStyle(AMBER, "P"),
-    "Triplet + XBM": RowStyle(BLUE, "X"),
-    "Multi-similarity + XBM": RowStyle(INDIGO, "P"),
+    "SoftTriple": RowStyle(TAN, "v", DASH_DOTTED),
+    "CosFace": RowStyle(SLATE, "<", DOTTED),
+    "ArcFace": RowStyle(BLUE, ">", DOTTED),
+    "CurricularFace": RowStyle(SKY, "o", DOTTED),
+    "SupCon": RowStyle(BLUE, "X", DASH_DOTS),
+    "ProxyNCA++": RowStyle(AMBER, "P", DASH_DOTTED),
+    "Triplet + XBM": RowStyle(BLUE, "X", DASH_DOTS),
+    "Multi-similarity + XBM": RowStyle(INDIGO, "P", DASH_DOTS),
     "Triplets, plain": RowStyle(SKY, "h"),
     "Triplet, random": RowStyle(BLUE, "p"),
     "Triplet, all": RowStyle(AMBER, "D"),
@@ -260,10 +273,10 @@ ROW_STYLES: dict[str, RowStyle] = {
     "Triplet, batch-hard": RowStyle(SLATE, "p"),
     "Contrastive": RowStyle(BROWN, "h"),
     "N-pair": RowStyle(TAN, "p"),
-    "ProxyNCA": RowStyle(BLUE, "h"),
-    "ProxyGML": RowStyle(SLATE, "d"),
-    "Cross-entropy": RowStyle(LILAC, "X"),
-    "NormSoftmax": RowStyle(INDIGO, "h"),
+    "ProxyNCA": RowStyle(BLUE, "h", DASH_DOTTED),
+    "ProxyGML": RowStyle(SLATE, "d", DASH_DOTTED),
+    "Cross-entropy": RowStyle(LILAC, "X", DOTTED),
+    "NormSoftmax": RowStyle(INDIGO, "h", DOTTED),
     "Direction": RowStyle(TAN, "P"),
     # Datasets of mini
     "glyphs": RowStyle(BLUE, "X"),
@@ -332,21 +345,17 @@ def styles_of(names: Iterable[str]) -> dict[str, RowStyle]:
     return chosen
 
 
-# Frozen rows are dashed in every figure; rows of one colour differ by these, the first is solid.
-DASHED = (0, (4, 2))
-LINES: list[Any] = ["-", (0, (6, 1.5, 1, 1.5)), (0, (1, 1.2)), (0, (3, 1, 1, 1, 1, 1))]
-
-
 def dashes_of(styles: Mapping[str, RowStyle]) -> dict[str, Any]:
-    """The line of each name of a figure: solid, but rows that share a colour differ in dashes."""
-    uses: Counter[str] = Counter()
-    found = {}
+    """The line of each name of a figure: its own, the same in every figure.
+
+    A name without a line in `ROW_STYLES` gets one that no name of its colour before it has.
+    """
+    found: dict[str, Any] = {}
     for name, style in styles.items():
-        if style.marker == LEVEL:
-            found[name] = DASHED
-            continue
-        found[name] = LINES[uses[style.colour] % len(LINES)]
-        uses[style.colour] += 1
+        taken = [line for one, line in found.items() if styles[one].colour == style.colour]
+        found[name] = style.line
+        if shown(name) not in ROW_STYLES:
+            found[name] = next((line for line in LINES if line not in taken), "-")
     return found
 
 
@@ -361,7 +370,7 @@ def _own_style(name: str, taken: Collection[RowStyle]) -> RowStyle:
     uses = Counter(style.colour for style in taken)
     colour = min(colours, key=lambda one: uses[one])
     for marker in markers:
-        if (colour, marker) not in taken:
+        if RowStyle(colour, marker) not in taken:
             return RowStyle(colour, marker)
     return RowStyle(colour, markers[0])
 
