@@ -933,7 +933,8 @@ class TestReadings:
             "reason",
             "needs",
         ],
-    )
+    ).assign(column="unified")
+    TABLE.loc[TABLE["claim"] == "a time", "column"] = "exponent, classes"
 
     def test_claims_stand_by_their_reading_and_the_largest_first(self):
         left, axis = figures.readings(self.TABLE).axes
@@ -949,9 +950,9 @@ class TestReadings:
         ]
         assert heading.startswith("Decided by measures")
         # No mark without a verdict and, where it is undecided, what it would take.
-        assert sentences[1] == "Supported."
-        assert sentences[3] == "Undecided; it would take other rows. Two rows collapsed."
-        assert sentences[5] == "Undecided; it would take 9 seeds."
+        assert sentences[1] == "Verdict: supported."
+        assert sentences[3] == "Verdict: undecided; it would take other rows. Two rows collapsed."
+        assert sentences[5] == "Verdict: undecided; it would take 9 seeds."
         printed_marks = [line for line in axis.lines if line.get_marker() == "D"]
         assert printed_marks[0].get_xdata().tolist() == [3.0, 9.0, 0.6, 2.0, 1.0]
 
@@ -963,15 +964,16 @@ class TestReadings:
         assert (drawn["x"], drawn["low"], drawn["high"]) == ([7.5], [6], [9])
         (asked,) = [line for line in axis.lines if line.get_marker() == "|"]
         assert asked.get_xdata().tolist() == [1]
-        # The number keeps its sign.
-        assert axis.texts[0].get_text() == "-7.5 [-9.0, -6.0]"
+        # The number is turned as the mark is.
+        assert axis.texts[0].get_text() == "+7.5 [+6.0, +9.0]"
+        assert axis.texts[1].get_text() == "size, unified R@1\nprinted: +2.0"
         assert "the size asked for" in figure.get_suptitle()
 
     def test_each_has_its_numbers_and_its_reading(self):
         figure = figures.readings(self.TABLE)
         said = [" ".join(text.get_text().split()) for text in figure.axes[1].texts]
-        assert said[:2] == ["+3.0 [+2.0, +4.0]", "as printed"]
-        assert said[10:12] == ["+1.25 [+1.00, +1.50]", "as claimed"]
+        assert said[:3] == ["+3.0 [+2.0, +4.0]", "unified R@1 printed: +3.0", "as printed"]
+        assert said[15:18] == ["+1.25 [+1.00, +1.50]", "difference of exponents", "as claimed"]
         assert figure.get_suptitle().startswith(
             "The comparison that decides each of 6 claims, with its 95% interval; of 7, 1 were not"
         )
@@ -982,6 +984,32 @@ class TestReadings:
         assert not axis.axison
         assert all("R@1" not in text.get_text() for text in axis.texts)
         assert axis.texts[0].get_text() == "+1.25 [+1.00, +1.50]"
+
+    def test_numbers_have_three_digits_and_no_interval_without_a_width(self):
+        measure = self.TABLE[self.TABLE["claim"] == "a time"].assign(apart=np.nan)
+        numbers = {"value": 0.0952, "low": 0.0951, "high": 0.0953}
+        ratio = measure.assign(column="log ms", value=np.log(2), low=0.0, high=np.log(4))
+        share = measure.assign(column="picked", **numbers)
+        same = measure.assign(value=25.191, low=25.188, high=25.194)
+        said = [claimed._numbers(next(one.itertuples())) for one in (ratio, share, same)]
+        assert said == ["2.00 [1.00, 4.00]", "+9.52 [+9.51, +9.53]", "+25.2"]
+
+    def test_reasons_name_rows_as_the_figures_do(self):
+        reasons = {
+            "not run here: specific * (9 of 9), universal PA, universal MS": (
+                "not run here: a model per dataset with 9 of 9 losses; "
+                "full fine-tuning with Proxy-Anchor, Multi-similarity"
+            ),
+            "below the frozen backbone: full, ms (neg_margin = 1), linear 8": (
+                "below the frozen backbone: full fine-tuning with Multi-similarity "
+                "(negative margin\N{NO-BREAK SPACE}1); Linear embedding (images a class: 8)"
+            ),
+            "MLP-3 Emb. collapsed: its cosine": "MLP-3 collapsed: its cosine",
+            "not in this benchmark: sop, aircraft": "not in this benchmark: SOP, aircraft",
+            "the words ask: what": "the words ask: what",
+        }
+        for reason, said in reasons.items():
+            assert claimed._with_names(reason) == said
 
     def test_every_reading_has_a_colour(self):
         assert set(reading.READINGS) - {reading.NOT_RUN} == set(claimed.READINGS)

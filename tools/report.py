@@ -157,7 +157,7 @@ def draw_for_readme(kept: page_rows.Kept) -> list[Path]:
     file = paths.RESULTS / kept.main_profile / "claimed_and_measured.csv"
     with paths.written_whole(file) as temporary:
         table.to_csv(temporary, index=False)
-    unit = "PUMA minus the rival (points of Recall@1)"
+    unit = "PUMA minus the rival (points of R@1)"
     figure = figures.claimed_and_measured(table, "PUMA", unit)
     drawn = figures.save(figure, file.with_suffix(".png"))
     return [file, drawn.with_suffix(".svg"), drawn]

@@ -1,6 +1,8 @@
 """Figures of the paper's claims and our measurements: a line per comparison, or per claim."""
 
+import re
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,28 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from .row_styles import BLACK, BLUE, DARK_GREY, FALSE, GREY, INDIGO, OURS, TRUE
+from pumalib.evaluation import OVERALL
+
+from ..text import with_interval
+from .row_styles import (
+    BLACK,
+    BLUE,
+    DARK_GREY,
+    DOTTED,
+    FALSE,
+    GREY,
+    INDIGO,
+    OURS,
+    TRUE,
+    capital,
+    shown,
+)
 from .style import PAGE_WIDTH, SMALL, empty_panels, finish, styled
 
 # Letters of 8 points are 9 pixels high where a phone shows a figure of this width, in inches.
 PHONE_WIDTH = 4.4
+# Of lines between claims.
+PALE = "#dddddd"
 
 
 @styled
@@ -26,32 +45,40 @@ def claimed_and_measured(table: pd.DataFrame, ours: str, unit: str) -> Figure:
     """
     rivals = list(dict.fromkeys(table["rival"]))
     titles = list(dict.fromkeys(table["panel"]))
-    figure, axes = empty_panels(len(titles), 1, PHONE_WIDTH, 0.8 + 0.18 * len(rivals))
+    figure, axes = empty_panels(len(titles), 1, PHONE_WIDTH, 1.05 + 0.18 * len(rivals))
     for axis, title in zip(axes[:, 0], titles, strict=True):
         own = table[table["panel"] == title].set_index("rival").loc[rivals]
         _draw_differences(axis, own)
         axis.set_title(title, pad=18)
+        axis.set(xlabel=unit)
         _name_sides(axis, ours)
-    axes[-1, 0].set(xlabel=unit)
     return finish(figure, axes)
 
 
 def _draw_differences(axis: Axes, table: pd.DataFrame) -> None:
     """Draw a line per rival, the index of `table`: measured and printed difference."""
     places = -np.arange(len(table))
-    axis.hlines(places, table["points"], table["paper"], color=GREY, linewidth=0.8, zorder=1)
+    # Dotted and light, to be no part of an interval.
+    joins: dict[str, Any] = {"color": GREY, "linestyle": DOTTED, "linewidth": 0.8}
+    axis.hlines(places, table["points"], table["paper"], zorder=1, **joins)
     spread = [table["points"] - table["low"], table["high"] - table["points"]]
     axis.errorbar(
-        table["points"], places, xerr=spread, fmt="o", color=BLUE, label="measured here", zorder=3
+        table["points"],
+        places,
+        xerr=spread,
+        fmt="o",
+        color=BLUE,
+        label="measured here, with 95% interval",
+        zorder=3,
     )
     axis.plot(
         table["paper"],
         places,
         "D",
         color=BLACK,
-        markerfacecolor="white",
+        markerfacecolor="none",
         label="printed in the paper",
-        zorder=2,
+        zorder=4,
     )
     axis.axvline(0, color=BLACK, linewidth=1, zorder=1)
     axis.set_yticks(places, table.index)
@@ -62,7 +89,7 @@ def _draw_differences(axis: Axes, table: pd.DataFrame) -> None:
 def _name_sides(axis: Axes, ours: str) -> None:
     """Write above the panel who is higher on which side of zero."""
     sides = [
-        ("← rival", -4, "right", GREY),
+        ("← rival higher", -4, "right", DARK_GREY),
         (f"{ours} higher →", 4, "left", OURS.colour),
     ]
     for said, shift, side, colour in sides:
@@ -90,38 +117,59 @@ READINGS = {
     "no clear difference, printed effect excluded": BLACK,
     "opposite": FALSE,
 }
-# Characters in a line of a claim, of its reason, and of a reading.
+# What a deciding number is of, by its column; of any other column it is R@1.
+QUANTITIES = {
+    "harmonic_map": "harmonic MAP@R",
+    "harmonic_rp": "harmonic R-precision",
+    "violated": "% of the triplets",
+    "picked": "% of the triplets",
+    "count": "triplets in a batch",
+    "exponent, images per class": "difference of exponents",
+    "exponent, classes": "difference of exponents",
+    "share of a training step": "% of a training step",
+}
+# Measures of which the logarithms are compared, so that their difference is a ratio.
+RATIOS = {
+    "log ms": "times as long",
+    "log ms, images per class": "times as long",
+    "log images": "times as many images",
+}
+# Characters in a line of a claim, of its reason, and of a reading; measures leave the panel free.
 LETTERS = 62
 SMALL_LETTERS = 66
+WIDE_LETTERS = 102
 READING_LETTERS = 24
 # Inches: the height of a line of a claim and of its note, and the room between the two groups.
 LINE_HEIGHT = 0.155
 NOTE_HEIGHT = 0.145
 BETWEEN = 0.85
-# Distances in points from the panel to the two columns of text at its right.
+# Distances in points from the panel to the two columns of text at its right, and above it.
 NUMBERS = 6
-READING = 120
+READING = 126
+SIDES = 15
 
 
 @styled
 def readings(table: pd.DataFrame) -> Figure:
     """The claims that were compared, each with the difference that decides it and its reading.
 
-    `table` is that of `study.readings`.  Claims decided by differences of R@1 come first, those by
-    measures below a heading and without a mark; within both in the order of `READINGS`, and within
-    these the largest difference first.  A white diamond is what the paper prints, a bar what a
-    claim asks of a difference either way (`apart`), whose size is drawn.  Below a claim that is not
-    decided stands what would decide it, below one that was not wholly judged the reason.
+    `table` is that of `study.readings`.  Claims decided by differences of accuracy come first,
+    those by measures below a heading and without a mark; within both in the order of `READINGS`,
+    and within these the largest difference first.  A hollow diamond is what the paper prints, a bar
+    what a claim asks of a difference either way (`apart`), whose size is drawn and written.  Below
+    a claim that is not decided stands what would decide it, below one that was not wholly judged
+    the reason.
     """
     table = table.assign(claim=_whole_claims(table["claim"]))
     judged = _by_reading(_sized(table[table["reading"].isin(list(READINGS))]))
     is_drawn = judged["in_points"].to_numpy(bool)
     sentences = [_sentence(one) for one in judged.itertuples()]
     notes = [_note(one) for one in judged.itertuples()]
+    quantities = [_quantity(one) for one in judged.itertuples()]
     heights = []
-    for sentence, note, said in zip(sentences, notes, judged["reading"], strict=True):
+    for sentence, note, quantity in zip(sentences, notes, quantities, strict=True):
         at_left = LINE_HEIGHT * _lines(sentence) + NOTE_HEIGHT * _lines(note)
-        at_right = LINE_HEIGHT * _lines(_wrapped(said))
+        at_right = LINE_HEIGHT + NOTE_HEIGHT * _lines(quantity)
         heights.append(0.14 + max(at_left, at_right))
     # Room for the scale of the claims above and for the heading of those below.
     first = int(is_drawn.sum())
@@ -129,7 +177,7 @@ def readings(table: pd.DataFrame) -> Figure:
     if has_both:
         heights.insert(first, BETWEEN)
 
-    figure, axes = empty_panels(1, 2, PAGE_WIDTH, 1.0 + sum(heights))
+    figure, axes = empty_panels(1, 2, PAGE_WIDTH, 1.2 + sum(heights))
     axes[0, 0].get_gridspec().set_width_ratios([1.45, 1])
     left, axis = axes[0]
     edges = -np.cumsum([0, *heights])
@@ -137,27 +185,27 @@ def readings(table: pd.DataFrame) -> Figure:
     bottoms = np.delete(edges[1:], first) if has_both else edges[1:]
     middles = (tops + bottoms) / 2
     for top, sentence, note in zip(tops, sentences, notes, strict=True):
-        left.text(0, top - 0.07, sentence, va="top", fontsize=8, linespacing=1.2)
+        _write_at_left(left, top - 0.07, sentence, fontsize=8)
         below = top - 0.07 - LINE_HEIGHT * _lines(sentence)
-        left.text(0, below, note, va="top", fontsize=SMALL, linespacing=1.2, color=DARK_GREY)
+        _write_at_left(left, below, note, fontsize=SMALL, color=DARK_GREY)
 
     for said, colour in READINGS.items():
         is_so = (judged["reading"] == said).to_numpy()
         _draw_effects(axis, judged[is_so], middles[is_so], colour)
     _draw_print(axis, judged, middles)
     _draw_asked(axis, judged, middles)
-    _write_readings(axis, judged, middles)
+    _write_readings(axis, judged, quantities, middles)
     axis.set(yticks=[])
     axis.axis("off")
     if first:
         of_points = judged[is_drawn]
         _scale_in_points(axis, of_points[["low", "high", "paper"]].stack(), bottoms[first - 1])
     if has_both:
-        heading = "Decided by measures, in units of their own"
+        heading = "Decided by measures other than accuracy"
         left.text(0, tops[first] + 0.06, heading, va="bottom", fontsize=9, weight="bold")
-    for one, ends in ((left, bottoms[:-1]), (axis, bottoms[: max(0, first - 1)])):
+    for one in (left, axis):
         one.set_ylim(edges[-1], 0)
-        one.hlines(ends, 0, 1, transform=one.get_yaxis_transform(), color="#dddddd", lw=0.6)
+        one.hlines(bottoms[:-1], 0, 1, transform=one.get_yaxis_transform(), color=PALE, lw=0.6)
     left.set_xlim(0, 1)
     left.axis("off")
     figure.suptitle(_title(table, judged))
@@ -169,8 +217,12 @@ def _title(table: pd.DataFrame, judged: pd.DataFrame) -> str:
     title = f"The comparison that decides each of {len(judged)} claims, with its 95% interval"
     if others:
         title += f"; of {len(table)}, {others} were not run enough"
+    title += (
+        "\nreading: by this interval alone; verdict: by all its comparisons, "
+        f"corrected for {len(table)} claims"
+    )
     if judged["paper"].notna().any():
-        title += "\nwhite diamonds: what the paper prints"
+        title += "\nhollow diamonds: what the paper prints"
     if judged["apart"].notna().any():
         title += (
             "\nwhere either way counts: the size of the difference, and (bar) the size asked for"
@@ -191,7 +243,7 @@ def _sized(table: pd.DataFrame) -> pd.DataFrame:
 def _scale_in_points(axis: Axes, values: pd.Series, bottom: float) -> None:
     """Give the claims down to height `bottom` a line at 0 and a scale, wide enough for all values.
 
-    The scale is drawn below these claims, because the panel goes on.
+    The scale is drawn above and below these claims, because the panel goes on.
     """
     reach = 1.1 * max(1.0, values.abs().max())
     axis.set(xlim=(-reach, reach))
@@ -199,10 +251,16 @@ def _scale_in_points(axis: Axes, values: pd.Series, bottom: float) -> None:
     axis.plot([-reach, reach], [bottom, bottom], color=GREY, linewidth=0.8, zorder=1)
     for tick in MaxNLocator(5).tick_values(-reach, reach):
         if abs(tick) < reach:
-            axis.plot([tick, tick], [0, bottom], color="#dddddd", linewidth=0.6, zorder=0)
+            axis.plot([tick, tick], [0, bottom], color=PALE, linewidth=0.6, zorder=0)
             axis.text(tick, bottom - 0.05, f"{tick:g}", va="top", ha="center", fontsize=8)
-    label = "points of R@1 in the comparison that decides"
+            axis.text(tick, 0.04, f"{tick:g}", va="bottom", ha="center", fontsize=8)
+    label = "points, in the comparison that decides"
     axis.text(0, bottom - 0.22, label, va="top", ha="center", fontsize=8)
+    sides = [("← against the claim", -4, "right", FALSE), ("for it →", 4, "left", TRUE)]
+    for said, shift, side, colour in sides:
+        above: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "color": colour}
+        place = {"xytext": (shift, SIDES), "textcoords": "offset points", "ha": side}
+        axis.annotate(said, (0, 1), va="bottom", fontsize=8, **place, **above)
 
 
 def _whole_claims(claims_of_card: pd.Series) -> list[str]:
@@ -224,20 +282,106 @@ def _by_reading(table: pd.DataFrame) -> pd.DataFrame:
     return in_order.sort_values(["is_measure", "order", "size"], kind="stable")
 
 
+# ---- its words
+
+
 def _sentence(one: Any) -> str:
     # "l. 53", the line of a digest, stays together.
     section = one.section.replace("l. ", "l.\N{NO-BREAK SPACE}")
-    return textwrap.fill(f"{one.claim}  ({section})", LETTERS)
+    return textwrap.fill(f"{one.claim}  ({section})", LETTERS if one.in_points else WIDE_LETTERS)
 
 
 def _note(one: Any) -> str:
     """The verdict of a claim, what would decide it, and why it was not wholly judged."""
-    parts = [f"{one.here.capitalize()}."]
+    parts = [f"Verdict: {one.here}."]
     if one.here == "undecided":
-        parts[0] = f"Undecided; it would take {one.needs}."
+        # Where data are missing they come first.
+        rows, which, rest = one.needs.partition(", which ")
+        if which:
+            rows = _named(rows)
+        parts[0] = f"Verdict: undecided; it would take {rows}{which}{rest}."
     if one.reason:
-        parts.append(f"{one.reason[0].upper()}{one.reason[1:].rstrip('.')}.")
-    return textwrap.fill(" ".join(parts), SMALL_LETTERS)
+        for part in one.reason.split("; "):
+            parts.append(f"{capital(_with_names(part)).rstrip('.')}.")
+    return textwrap.fill(" ".join(parts), SMALL_LETTERS if one.in_points else WIDE_LETTERS + 6)
+
+
+# What a reason says of rows, or of datasets, that follow it; and what it says of a row before it.
+OF_ROWS = ("not run here", "below the frozen backbone", "not in this benchmark")
+COLLAPSED = " collapsed"
+# Models that are named by their loss alone.
+MODELS = {
+    "specific": "a model per dataset",
+    "universal": "full fine-tuning",
+    "full,": "full fine-tuning",
+}
+# Datasets as the paper prints them.
+PRINTED = {"cub": "CUB", "sop": "SOP", "inshop": "In-Shop", "nabirds": "NABirds"}
+
+
+def _with_names(part: str) -> str:
+    """A part of a reason with the names of the figures in place of those of rows."""
+    begin, colon, rest = part.partition(": ")
+    if begin in OF_ROWS:
+        return f"{begin}: {_named(rest)}"
+    if begin.endswith(COLLAPSED):
+        return f"{_named(begin.removesuffix(COLLAPSED))}{COLLAPSED}{colon}{rest}"
+    return part
+
+
+def _named(rows: str) -> str:
+    """The names of a list of rows, those of one kind of model together: "specific PA, VPT"."""
+    found: dict[str, list[str]] = {}
+    for model, row in re.findall(r"(?:(specific|universal|full,) )?([^,]+)(?:, |$)", rows):
+        found.setdefault(model, []).append(_name_of(row))
+    said = []
+    for model, names in found.items():
+        with_model = f"{MODELS[model]} with " if model else ""
+        said.append(with_model + ", ".join(names))
+    return "; ".join(said)
+
+
+def _name_of(row: str) -> str:
+    """The name of a row, with its setting or its number of images: "linear 8", "ms (base = 1)"."""
+    all_losses = re.fullmatch(r"\* \((\d+ of \d+)\)", row)
+    if all_losses:
+        return f"{all_losses[1]} losses"
+    shots = re.fullmatch(r"(PUMA|linear|full) (\d+)", row)
+    if shots:
+        return f"{shown(shots[1])} (images a class: {shots[2]})"
+    name, bracket, setting = row.partition(" (")
+    setting = setting.replace("neg_", "negative ").replace("_", " ")
+    # The setting and its value stay together.
+    setting = setting.replace(" = ", "\N{NO-BREAK SPACE}")
+    return PRINTED.get(name, shown(name)) + bracket + setting
+
+
+def _numbers(one: Any) -> str:
+    """A claim's number with its interval; of an interval without a width the number alone."""
+    numbers = np.array([one.value, one.low, one.high], float)
+    if one.in_points:
+        return with_interval(*numbers, sign="+")
+    if one.column in RATIOS:
+        value, low, high = (f"{number:#.3g}" for number in np.exp(numbers))
+    else:
+        scale = 100 if _quantity(one).startswith("%") else 1
+        value, low, high = (f"{number:+#.3g}" for number in scale * numbers)
+    if low == high:
+        return value
+    return f"{value} [{low}, {high}]"
+
+
+def _quantity(one: Any) -> str:
+    """What the number of a claim is of, and in a second line what the paper prints."""
+    quantity = QUANTITIES.get(one.column) or RATIOS.get(one.column)
+    if quantity is None:
+        of = one.column.split(" (")[0].replace(" - ", " minus ")
+        quantity = f"{of} R@1" if of in OVERALL else f"R@1, {shown(of)}"
+    if np.isfinite(one.apart):
+        quantity = f"size, {quantity}"
+    if np.isfinite(one.paper):
+        quantity += f"\nprinted: {one.paper:+.1f}"
+    return quantity
 
 
 def _wrapped(said: str) -> str:
@@ -248,6 +392,9 @@ def _lines(text: str) -> int:
     return text.count("\n") + 1
 
 
+# ---- its marks
+
+
 def _draw_effects(axis: Axes, part: pd.DataFrame, y: np.ndarray, colour: str) -> None:
     """Draw the deciding differences in accuracy; other measures are only written as numbers."""
     drawn = part["in_points"].to_numpy(bool)
@@ -255,14 +402,14 @@ def _draw_effects(axis: Axes, part: pd.DataFrame, y: np.ndarray, colour: str) ->
     if value.empty:
         return
     spread = np.stack([value - part.loc[drawn, "low"], part.loc[drawn, "high"] - value])
-    axis.errorbar(value, y[drawn], xerr=spread, fmt="o", color=colour, zorder=3)
+    axis.errorbar(value, y[drawn], xerr=spread, fmt="o", color=colour, markersize=4, zorder=3)
 
 
 def _draw_print(axis: Axes, table: pd.DataFrame, y: np.ndarray) -> None:
     """Draw what the paper prints, where it does."""
     is_printed = table["paper"].notna().to_numpy()
     if is_printed.any():
-        marks: dict[str, Any] = {"color": BLACK, "markerfacecolor": "white", "zorder": 2}
+        marks: dict[str, Any] = {"color": BLACK, "markerfacecolor": "none", "zorder": 4}
         axis.plot(
             table["paper"][is_printed], y[is_printed], "D", label="printed in the paper", **marks
         )
@@ -275,18 +422,32 @@ def _draw_asked(axis: Axes, table: pd.DataFrame, y: np.ndarray) -> None:
     axis.plot(table["apart"][is_asked], y[is_asked], "|", label="asked for", **marks)
 
 
-def _write_readings(axis: Axes, table: pd.DataFrame, middles: np.ndarray) -> None:
-    """Write each claim's numbers and its reading at the right."""
-    for y, one in zip(middles, table.itertuples(), strict=True):
-        beside: dict[str, Any] = {"xycoords": axis.get_yaxis_transform(), "va": "center"}
+def _write_at_left(axis: Axes, y: float, text: str, **settings: Any) -> None:
+    """Write a text in the left column; that of a measure goes on over the panel beside it."""
+    written = axis.text(0, y, text, va="top", linespacing=1.2, **settings)
+    written.set_in_layout(False)
+
+
+def _write_readings(
+    axis: Axes, table: pd.DataFrame, quantities: Sequence[str], middles: np.ndarray
+) -> None:
+    """Write each claim's numbers, what they are of, and its reading at the right."""
+    for y, one, quantity in zip(middles, table.itertuples(), quantities, strict=True):
+        beside: dict[str, Any] = {"xycoords": axis.get_yaxis_transform()}
         colour = READINGS[one.reading]
-        _write_at_right(axis, one.ours, y, NUMBERS, color=colour, **beside)
-        _write_at_right(axis, _wrapped(one.reading), y, READING, color=colour, **beside)
+        _write_at_right(axis, _numbers(one), y + 0.02, NUMBERS, color=colour, va="bottom", **beside)
+        small: dict[str, Any] = {"fontsize": SMALL, "color": DARK_GREY, "va": "top"}
+        _write_at_right(axis, quantity, y, NUMBERS, **small, **beside)
+        said = _wrapped(one.reading)
+        _write_at_right(axis, said, y, READING, color=colour, va="center", **beside)
     above: dict[str, Any] = {"xycoords": "axes fraction", "va": "bottom", "weight": "bold"}
     _write_at_right(axis, "ours", 1, NUMBERS, **above)
     _write_at_right(axis, "reading", 1, READING, **above)
 
 
-def _write_at_right(axis: Axes, text: str, y: float, away: float, **settings: Any) -> None:
+def _write_at_right(
+    axis: Axes, text: str, y: float, away: float, *, fontsize: float = 8, **settings: Any
+) -> None:
     """Write a text at the right of a panel, `away` points from it."""
-    axis.annotate(text, (1, y), (away, 0), textcoords="offset points", fontsize=8, **settings)
+    place: dict[str, Any] = {"xytext": (away, 0), "textcoords": "offset points"}
+    axis.annotate(text, (1, y), fontsize=fontsize, **place, **settings)
