@@ -1354,3 +1354,21 @@ class TestTheTrial:
             assert ticks(axis) == ["1", "2", "4"]
             assert [text.get_text() for text in axis.texts] == ["not run"]
             assert axis.get_ylim() == others[0].get_ylim()
+        assert "no room" not in large.get_xlabel()
+
+    def test_where_it_wins_says_which_names_have_no_room_and_breaks_lines_without_a_run(self):
+        numbers = {"benchmark": "mini", "points": 1.0, "low": 0.9, "high": 1.1, "seeds": 3}
+        sets = [f"set {number}" for number in range(12)]
+        of_sets = pd.DataFrame({"dataset": sets, "frozen": 40.0, **numbers})
+        places = pd.DataFrame({"place": list("acde"), "aside": False, **numbers})
+        blank = pd.DataFrame({"place": ["b"], "points": [np.nan], "aside": [False]})
+        panel = pd.concat([places[:1], blank, places[1:]])
+        figure = figures.where_it_wins(of_sets, dict.fromkeys("abcd", panel))
+        large, *others = figure.axes
+        named = [text.get_text() for text in large.texts if text.get_text().startswith("set")]
+        unnamed = [name for name in sets if name not in named]
+        assert named and unnamed
+        below = " ".join(large.get_xlabel().split())
+        assert below.endswith(f"no room for the names of: {', '.join(unnamed)}")
+        drawn = [list(line.get_xdata()) for line in others[0].lines if line.get_marker() == "None"]
+        assert [0] in drawn and [2, 3, 4] in drawn

@@ -1,5 +1,6 @@
 """Figures of the trial alone: accuracy over the learning rate, and where PUMA wins."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,12 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
-from .labels import Name, name_points
+from .labels import Name, places_of, write_names
 from .row_styles import BLACK, DARK_GREY, DASHED, OURS, RowStyle, shown, styles_of
 from .style import PAGE_WIDTH, SMALL, empty_panels, finish, one_scale, styled, write_plain_numbers
 
 # The scale of the curves ends this many points of R@1 below the frozen backbone.
 DEPTH = 15
+# Characters in a line below the large panel of `where_it_wins`.
+LETTERS = 68
 # What the hyperparameter of a row is called in a title.
 HYPERPARAMETERS = {
     "adapter_scale": "adapter's scale",
@@ -102,14 +105,15 @@ def _draw_what_is_below(axis: Axes, part: pd.DataFrame, style: RowStyle, bottom:
     """Draw an arrow at each rate with values below the scale, labelled with the lowest."""
     for rate, lowest in part[part["percent"] < bottom].groupby("rate")["percent"].min().items():
         axis.plot(rate, bottom + 0.8, "v", color=style.colour, markersize=4)
-        above: dict[str, Any] = {
-            "xytext": (0, 4),
+        beside: dict[str, Any] = {
+            # Beside the arrow: lines come down to it.
+            "xytext": (3, 0),
             "textcoords": "offset points",
-            "ha": "center",
+            "va": "center",
             "fontsize": SMALL,
             "path_effects": [withStroke(linewidth=2, foreground="white")],
         }
-        axis.annotate(f"{lowest:.0f}", (rate, bottom + 0.8), **above)
+        axis.annotate(f"{lowest:.0f}", (rate, bottom + 0.8), **beside)
 
 
 def _scale(percent: pd.Series, frozen: float) -> tuple[float, float]:
@@ -147,8 +151,8 @@ def _only_outer_labels(axes: np.ndarray, xlabel: str, ylabel: str) -> None:
 def _meanings(tuned: pd.DataFrame, epochs: int) -> list[Line2D]:
     ring: dict[str, Any] = {"markerfacecolor": "none", "linestyle": "none"}
     handles = [
-        Line2D([], [], color=BLACK, linestyle=LINES[0], marker=".", label="value named first"),
-        Line2D([], [], color=BLACK, linestyle=LINES[1], marker=".", label="value named second"),
+        Line2D([], [], color=BLACK, linestyle=LINES[0], marker=".", label="first value"),
+        Line2D([], [], color=BLACK, linestyle=LINES[1], marker=".", label="second value"),
         Line2D([], [], color=DARK_GREY, linestyle=DASHED, linewidth=1.2, label="Frozen backbone"),
     ]
     # The legend leaves out markers that do not occur.
@@ -156,7 +160,9 @@ def _meanings(tuned: pd.DataFrame, epochs: int) -> list[Line2D]:
         handles.append(Line2D([], [], color=BLACK, marker="o", **ring, label="second seed"))
     if tuned["chosen"].any():
         large = {"markersize": 11, **ring}
-        handles.append(Line2D([], [], color=BLACK, marker="o", **large, label="chosen"))
+        handles.append(
+            Line2D([], [], color=BLACK, marker="o", **large, label="chosen: mean of its seeds")
+        )
     if (tuned["epochs"] != epochs).any():
         handles.append(Line2D([], [], color=BLACK, linestyle="none", marker="x", label="longer"))
     return handles
@@ -173,7 +179,7 @@ def where_it_wins(
     points (NaN without a run), low, high, seeds, and `aside`: true for runs of another training
     recipe, drawn hollow and not joined.  `note` is written into the large panel.
     """
-    figure = plt.figure(figsize=(PAGE_WIDTH, 5.8))
+    figure = plt.figure(figsize=(PAGE_WIDTH, 7))
     # A notebook would show a figure that pyplot keeps a second time.
     plt.close(figure)
     grid = figure.add_gridspec(2, 4, width_ratios=[1.3, 1.3, 1, 1])
@@ -183,6 +189,8 @@ def where_it_wins(
     styles = styles_of(pd.concat(benchmarks).dropna())
 
     _draw_datasets(large, by_dataset, styles)
+    # Room for the names of the sides.
+    large.margins(y=0.1)
     _shade_sides(large)
     _name_datasets(large, by_dataset, styles)
     _name_sides(large)
@@ -194,7 +202,7 @@ def where_it_wins(
     one_scale(small, "y")
     _shade_alike(small)
     for axis in small[::2]:
-        axis.set_ylabel("difference of\nharmonic R@1 (points)", fontsize=8)
+        axis.set_ylabel("PUMA minus full fine-tuning,\nharmonic R@1 (points)", fontsize=8)
     title = "PUMA minus full fine-tuning, in pairs, with 95% intervals"
     return finish(figure, np.array([[large, *small]]), title)
 
@@ -210,36 +218,42 @@ def _draw_datasets(axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyl
         axis.set_xticks([5, 10, 20, 40, 80], ["5", "10", "20", "40", "80"])
         axis.minorticks_off()
     axis.set_xlabel("R@1 (%) of the frozen backbone (low: far from its pretraining)")
-    axis.set_ylabel("points of R@1 on a dataset")
+    axis.set_ylabel("PUMA minus full fine-tuning, R@1 (points)")
     axis.set_title("By dataset, all training images", fontsize=9)
 
 
 def _name_datasets(axis: Axes, table: pd.DataFrame, styles: Mapping[str, RowStyle]) -> None:
-    """Label the points by dataset where there is room; the panel's scale must be final."""
+    """Label the points by dataset, and say below which have no room; the scale must be final."""
     names = []
     for one in table.itertuples():
         colour = styles[str(one.benchmark)].colour
         x, y, low, high = map(float, (one.frozen, one.points, one.low, one.high))
         names.append(Name(shown(one.dataset), colour, x, y, low, high))
-    name_points(axis, names)
+    places, left_out = places_of(axis, names)
+    write_names(axis, places)
+    if left_out:
+        unnamed = ", ".join(one.text for one in left_out)
+        said = textwrap.fill(f"no room for the names of: {unnamed}", LETTERS)
+        axis.set_xlabel(f"{axis.get_xlabel()}\n{said}")
 
 
 def _draw_places(axis: Axes, panel: pd.DataFrame, styles: Mapping[str, RowStyle]) -> None:
     """Draw differences at named places; a line joins the points of a benchmark."""
     places = list(panel["place"].unique())
+    panel = panel.reset_index(drop=True)
+    kept = panel.groupby("place", sort=False)["points"].count()
+    empty = [number for number, place in enumerate(places) if kept[place] == 0]
     for benchmark, part in panel.dropna(subset=["points"]).groupby("benchmark", sort=False):
         own = styles[str(benchmark)]
         x = part["place"].map(places.index)
         aside = part["aside"]
-        axis.plot(x[~aside], part["points"][~aside], color=own.colour, linewidth=1)
+        # No line passes a place without a run.
+        for _, piece in part[~aside].groupby(np.searchsorted(empty, x[~aside])):
+            axis.plot(x[piece.index], piece["points"], color=own.colour, linewidth=1)
         _draw_points(axis, x[~aside], part[~aside], own)
         _draw_points(axis, x[aside], part[aside], own, hollow=True)
-    kept = panel.groupby("place", sort=False)["points"].count()
-    for number, place in enumerate(places):
-        if kept[place] == 0:
-            axis.text(
-                number, 0, "not run", ha="center", va="bottom", fontsize=SMALL, color=DARK_GREY
-            )
+    for number in empty:
+        axis.text(number, 0, "not run", ha="center", va="bottom", fontsize=SMALL, color=DARK_GREY)
     axis.set_xlim(-0.5, len(places) - 0.5)
     axis.set_xticks(range(len(places)), places)
     axis.grid(axis="x", visible=False)
