@@ -25,7 +25,6 @@ from puma_study.figures import (
     Text,
     claimed,
     labels,
-    maps,
     row_styles,
     style,
 )
@@ -289,7 +288,6 @@ class TestRowStyles:
             figures.GREY,
             row_styles.BLACK,
         }
-        others |= {to_hex(hue) for hue in maps._class_colours()}
         meant = {figures.OURS.colour, figures.TRUE, figures.FALSE}
         assert figures.styles_of(["puma"])["puma"] == figures.OURS
         if colour == figures.FALSE:
@@ -1052,9 +1050,9 @@ def test_an_embedding_map_shows_datasets_and_the_classes_of_one(benchmark):
     figure = figures.embedding_map(maps, "a")
     assert titles(figure) == [
         "PUMA, by dataset",
-        "PUMA: a by class (6; hues repeat)",
+        "PUMA: a, 6 of 6 classes coloured",
         "Frozen backbone, by dataset",
-        "Frozen backbone: a by class (6; hues repeat)",
+        "Frozen backbone: a, 6 of 6 classes coloured",
     ]
     left, right = figure.axes[:2]
     first, second = left.collections
@@ -1070,11 +1068,32 @@ def test_an_embedding_map_shows_datasets_and_the_classes_of_one(benchmark):
     assert list(names["a"]) in first.get_offsets().tolist()
     assert list(names["b"]) in second.get_offsets().tolist()
 
-    below, classes = right.collections
+    below, of_dataset, *classes = right.collections
     assert len(below.get_offsets()) == 42
-    hues = [tuple(hue) for hue in classes.get_facecolor()]
-    assert len(set(hues)) == 6
-    assert all(len(set(hues[start : start + 4])) == 1 for start in range(0, 24, 4))
+    assert len(of_dataset.get_offsets()) == 24
+    assert [len(one.get_offsets()) for one in classes] == 6 * [4]
+    looks = [to_hex(one.get_facecolor()[0]) for one in classes]
+    assert looks == figures.COLOURS[:6]
+
+
+def test_a_map_colours_no_more_classes_than_can_be_told_apart():
+    """Ten classes of one to ten images: the eight largest have colours, the others are grey."""
+    sizes = np.arange(1, 11)
+    points = pd.DataFrame({"dataset": "a", "label": sizes.repeat(sizes)})
+    points = points.assign(x=np.arange(55.0), y=0.0)
+    figure = figures.embedding_map({"PUMA": points}, "a")
+    assert titles(figure)[1] == "PUMA: a, 8 of 10 classes coloured"
+    _, _, *classes = figure.axes[1].collections
+    assert [len(one.get_offsets()) for one in classes] == list(range(10, 2, -1))
+
+
+def test_a_map_names_a_dataset_where_most_of_it_lies():
+    """Two clusters: the name stands upon the larger, not between them."""
+    x = [0.0, 0.1, 0.2, 8.0, 8.1, 8.2, 8.3, 4.0]
+    points = pd.DataFrame({"x": x, "y": 0.0, "dataset": "a", "label": 0})
+    left = figures.embedding_map({"PUMA": points}, "a").axes[0]
+    [name] = left.texts
+    assert name.get_position()[0] > 7
 
 
 def test_a_name_with_an_underscore_stands_in_legends_and_keeps_its_look(benchmark):
@@ -1106,14 +1125,15 @@ def test_a_field_has_its_arrows_dots_and_contour():
         },
         "two": {"at": [(1, 1)], "move": [(1, 1)], "colours": "k"},
     }
-    figure = figures.field(panels, columns=3)
+    figure = figures.field(panels, "where to", columns=3)
+    assert figure.get_suptitle() == "where to"
     assert [axis.get_title() for axis in figure.axes] == ["one", "two", ""]
     one = figure.axes[0]
     # All that is drawn has room: the dot at 4 is the farthest.
     assert one.get_xlim() == one.get_ylim() == figure.axes[1].get_xlim()
     assert one.get_xlim() == pytest.approx((-4.2, 4.2))
     assert figure.legends == []
-    marked = figures.field({"two": panels["two"]}, meanings={"a step": {"marker": ">"}})
+    marked = figures.field({"two": panels["two"]}, "", meanings={"a step": {"marker": ">"}})
     assert legend(marked) == ["a step"]
     contour, arrows, dots = one.collections
     assert contour.get_paths()[0].vertices[:, 0] == pytest.approx(0)
@@ -1231,7 +1251,9 @@ FIGURES = {
     "settings": lambda _: figures.over_settings({"a": points(PUMA=1.0)}, {"a": 1.0}, "R@1"),
     "gains": lambda _: figures.gains(TestGains.DIFFERENCES),
     "heatmap": lambda _: figures.heatmap(TestHeatmap.TABLE, "what", "how much", ".1f"),
-    "field": lambda _: figures.field({"a": {"at": [(1, 0)], "move": [(1, 1)], "colours": "k"}}),
+    "field": lambda _: figures.field(
+        {"a": {"at": [(1, 0)], "move": [(1, 1)], "colours": "k"}}, "where to"
+    ),
     "readings": lambda _: figures.readings(TestReadings.TABLE),
     "sheet": lambda benchmark: figures.contact_sheet(benchmark, 4),
     "map": lambda benchmark: figures.embedding_map(

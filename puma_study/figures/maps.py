@@ -1,6 +1,5 @@
 """Figures of tables and planes: heat maps, waffle charts, maps of images, vector fields."""
 
-import colorsys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,13 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from .labels import Name, name_clusters
-from .row_styles import DARK_GREY, shown, styles_of
+from .row_styles import COLOURS, DARK_GREY, GREY, MARKERS, shown, styles_of
 from .style import PAGE_WIDTH, empty_panels, finish, styled
 
-# The number of hues for classes in an embedding map; more classes repeat them.
-HUES = 32
-# Hues, in degrees, that classes do not get: green, and PUMA's.
-MEANINGFUL = [(75, 195), (300, 360)]
+# How far around an image an embedding map counts its neighbours, as a share of the map's width.
+NEAR = 0.1
 
 # From negative to positive through white, in the colours of differences below and above 0.
 SIGNED = sns.diverging_palette(35, 245, s=85, l=50, as_cmap=True)
@@ -48,8 +45,11 @@ def heatmap(
     # The title must fit into the figure.
     width = max(4.5, width, 2 + 0.085 * len(title))
     scale: dict[str, Any] = {"cmap": "Blues"}
+    numbers: dict[str, Any] = {"size": 8}
     if signed:
         scale = {"cmap": SIGNED, "vmin": -limit, "vmax": limit}
+        # Seaborn's white is not read on tan; black is on all of this scale.
+        numbers["color"] = "black"
     bar: dict[str, Any] = {"label": label, "pad": 0.02}
     values = np.unique(table.to_numpy()[table.notna().to_numpy()])
     if len(values) <= 3:
@@ -65,7 +65,7 @@ def heatmap(
         fmt=fmt,
         yticklabels=True,
         linewidths=0.4,
-        annot_kws={"size": 8},
+        annot_kws=numbers,
         cbar_kws=bar,
         **scale,
     )
@@ -117,9 +117,10 @@ def waffle(counts: pd.Series, title: str, total: int | None = None, lines: int =
 
 @styled
 def embedding_map(maps: Mapping[str, pd.DataFrame], of: str) -> Figure:
-    """Maps of images: on the left by dataset, on the right the classes of dataset `of` (Fig. 10).
+    """Maps of images: on the left by dataset, on the right classes of dataset `of` (Fig. 10).
 
     `maps` has, by title, a table with the columns x, y, dataset and label, and a row per image.
+    More classes than there are colours could not be told apart: those of most images are coloured.
     """
     figure, axes = empty_panels(len(maps), 2, PAGE_WIDTH, 4.4, extra=0.5)
     for (left, right), (title, points) in zip(axes, maps.items(), strict=True):
@@ -127,8 +128,8 @@ def embedding_map(maps: Mapping[str, pd.DataFrame], of: str) -> Figure:
         _draw_datasets(left, points, size)
         left.set(xticks=[], yticks=[], title=f"{shown(title)}, by dataset")
         _name_datasets(left, points)
-        classes = _draw_classes(right, points, of, size)
-        in_classes = f"{shown(of)} by class ({classes:,}; hues repeat)"
+        coloured, classes = _draw_classes(right, points, of, size)
+        in_classes = f"{shown(of)}, {coloured} of {classes:,} classes coloured"
         right.set(xticks=[], yticks=[], title=f"{shown(title)}: {in_classes}")
     # Points in the legend have one size, independent of that in the maps.
     title = "t-SNE of the images: neighbours are alike; the axes have no unit"
@@ -155,57 +156,63 @@ def _name_datasets(axis: Axes, points: pd.DataFrame) -> None:
     for name, style in styles_of(points["dataset"]).items():
         mine = points.loc[points["dataset"] == name, ["x", "y"]]
         names.append(Name(shown(name), style.colour, np.nan, np.nan))
-        clusters.append(mine.to_numpy(float))
+        clusters.append(_densest(mine.to_numpy(float), NEAR * np.ptp(points["x"])))
     name_clusters(axis, names, clusters)
 
 
-def _draw_classes(axis: Axes, points: pd.DataFrame, dataset: str, size: float) -> int:
-    """Draw the images of `dataset` by class, over the others in grey; returns the class count."""
+def _densest(points: np.ndarray, near: float) -> np.ndarray:
+    """Of points (n, 2) the one with most others within `near`, and those: of several clusters one.
+
+    Between clusters, where all points have their middle, lie images of other datasets.
+    """
+    distances = np.linalg.norm(points[:, None] - points, axis=2)
+    are_near = distances <= near
+    return points[are_near[are_near.sum(1).argmax()]]
+
+
+def _draw_classes(axis: Axes, points: pd.DataFrame, dataset: str, size: float) -> tuple[int, int]:
+    """Draw the images of `dataset`, its largest classes in colours, over the others in grey.
+
+    Returns how many classes are coloured, and how many there are.
+    """
     axis.scatter(points["x"], points["y"], color="#e4e4e4", s=size, linewidths=0)
     mine = points[points["dataset"] == dataset]
-    codes, classes = pd.factorize(mine["label"])
-    palette = np.asarray(_class_colours())
-    # Classes that follow each other get hues far apart.
-    hues = palette[codes * 13 % HUES]
-    axis.scatter(mine["x"], mine["y"], c=hues, s=size, linewidths=0)
-    return len(classes)
-
-
-def _class_colours() -> list[tuple[float, float, float]]:
-    """`HUES` colours without the hues of `MEANINGFUL`."""
-    found = []
-    for colour in sns.husl_palette(4 * HUES, l=0.55):
-        degrees = 360 * colorsys.rgb_to_hsv(*colour)[0]
-        if not any(low <= degrees <= high for low, high in MEANINGFUL):
-            found.append(colour)
-    places = np.linspace(0, len(found) - 1, HUES).round().astype(int)
-    return [found[place] for place in places]
+    axis.scatter(mine["x"], mine["y"], color=GREY, s=size, linewidths=0)
+    sizes = mine["label"].value_counts()
+    largest = list(sizes.index[: len(COLOURS)])
+    for number, label in enumerate(largest):
+        of_class = mine[mine["label"] == label]
+        marker = MARKERS[number % len(MARKERS)]
+        look: dict[str, Any] = {"color": COLOURS[number], "marker": marker, "linewidths": 0}
+        axis.scatter(of_class["x"], of_class["y"], s=5 * size, **look)
+    return len(largest), len(sizes)
 
 
 @styled
 def field(
     panels: Mapping[str, Mapping[str, Any]],
+    title: str,
     columns: int = 4,
     meanings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Figure:
-    """Vector fields in the plane, a panel per title.
+    """Vector fields in the plane, a panel per name.
 
     A panel has `at` (n, 2), the starts of arrows, `move` (n, 2), their vectors, and `colours`, n or
     one; optionally `dots`, [(points (m, 2), colour, size, marker)], and `line`, (X, Y, Z), whose
     contour Z = 0 is drawn.  `meanings`, by text, are settings of `Line2D` for the legend.
     """
     rows = -(-len(panels) // columns)
-    figure, axes = empty_panels(rows, columns, PAGE_WIDTH, PAGE_WIDTH / columns, extra=0.5)
+    figure, axes = empty_panels(rows, columns, PAGE_WIDTH, PAGE_WIDTH / columns, extra=0.8)
     farthest = 1.05 * max(_reach(panel) for panel in panels.values())
     limits = (-farthest, farthest)
-    for axis, (title, panel) in zip(axes.flat, panels.items(), strict=False):
+    for axis, (name, panel) in zip(axes.flat, panels.items(), strict=False):
         _draw_field(axis, panel)
-        axis.set(xlim=limits, ylim=limits, aspect="equal", title=title)
+        axis.set(xlim=limits, ylim=limits, aspect="equal", title=name)
         axis.axis("off")
     handles = [Line2D([], [], label=text, **look) for text, look in (meanings or {}).items()]
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    return finish(figure, axes)
+    return finish(figure, axes, title)
 
 
 def _reach(panel: Mapping[str, Any]) -> float:
