@@ -206,7 +206,7 @@ def lora_is_level_over_splits(runs):
         assert is_unclear(runs.over_splits("PUMA minus LoRA", column))
 
 
-@says("docs/results.md", "At the rate of LoRA's longer search, 3e-5, the harmonic difference is not clear.")
+@says("docs/results.md", "of LoRA's longer search, 3e-5, the harmonic difference is not clear.")
 def lora_at_its_other_rate_is_level(runs):
     assert is_unclear(runs.on_first_split("PUMA minus LoRA", "harmonic"))
 
