@@ -258,9 +258,17 @@ def _scale_in_points(axis: Axes, values: pd.Series, bottom: float) -> None:
     axis.text(0, bottom - 0.22, label, va="top", ha="center", fontsize=8)
     sides = [("← against the claim", -4, "right", FALSE), ("for it →", 4, "left", TRUE)]
     for said, shift, side, colour in sides:
-        above: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "color": colour}
-        place = {"xytext": (shift, SIDES), "textcoords": "offset points", "ha": side}
-        axis.annotate(said, (0, 1), va="bottom", fontsize=8, **place, **above)
+        axis.annotate(
+            said,
+            (0, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(shift, SIDES),
+            textcoords="offset points",
+            ha=side,
+            va="bottom",
+            fontsize=8,
+            color=colour,
+        )
 
 
 def _whole_claims(claims_of_card: pd.Series) -> list[str]:

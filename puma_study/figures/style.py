@@ -205,7 +205,7 @@ def write_plain_numbers(side: Axis) -> None:
     side.set_major_formatter(lambda x, _: _plain(x))
     side.set_minor_formatter(_BetweenPowers())
     # All marks are as long: labels would stand at two distances from the axis else.
-    where = {"x": "bottom", "y": "left"}[side.axis_name]
+    where = side.get_label_position()
     marks: dict[str, Any] = {"length": 3, "pad": 3, "color": GREY, where: True}
     side.set_tick_params(which="both", **marks)
 
