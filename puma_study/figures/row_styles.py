@@ -208,8 +208,6 @@ def shown(name: object) -> str:
 ROW_STYLES: dict[str, RowStyle] = {
     # The level that the others start from: a dash
     "Frozen backbone": RowStyle(DARK_GREY, LEVEL, DASHED),
-    # The level that they should reach
-    "target: half of the way to 100%": RowStyle(DARK_GREY, LEVEL, DASHED),
     "Full fine-tuning": RowStyle(BLACK, "s"),
     "Full fine-tuning, 512": RowStyle(BLACK, "D", DASH_DOTTED),
     "PUMA": OURS,
