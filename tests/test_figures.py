@@ -811,11 +811,11 @@ def test_a_waffle_has_a_square_for_each_of_its_whole():
     squares = {dots.get_label(): dots.get_offsets().tolist() for dots in axis.collections}
     # Rounded so that none is lost, column by column.
     assert {name: len(places) for name, places in squares.items()} == {
-        "sop 7": 7,
-        "cub 3": 3,
+        "SOP 7": 7,
+        "CUB 3": 3,
         "dogs 2": 2,
     }
-    assert squares["sop 7"] == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [2, 0]]
+    assert squares["SOP 7"] == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [2, 0]]
     assert squares["dogs 2"] == [[3, 1], [3, 2]]
 
 
@@ -823,7 +823,7 @@ def test_a_waffle_of_shares_says_how_many_there_are():
     counts = pd.Series({"sop": 5994, "cub": 2997, "dogs": 999})
     figure = figures.waffle(counts, "shares", 30, lines=3)
     assert [len(dots.get_offsets()) for dots in figure.axes[0].collections] == [18, 9, 3]
-    assert legend(figure) == ["sop: 5,994 (60%)", "cub: 2,997 (30%)", "dogs: 999 (10%)"]
+    assert legend(figure) == ["SOP: 5,994 (60%)", "CUB: 2,997 (30%)", "dogs: 999 (10%)"]
 
 
 class TestReadings:

@@ -323,8 +323,6 @@ MODELS = {
     "universal": "full fine-tuning",
     "full,": "full fine-tuning",
 }
-# Datasets as the paper prints them.
-PRINTED = {"cub": "CUB", "sop": "SOP", "inshop": "In-Shop", "nabirds": "NABirds"}
 
 
 def _with_names(part: str) -> str:
@@ -361,7 +359,7 @@ def _name_of(row: str) -> str:
     setting = setting.replace("neg_", "negative ").replace("_", " ")
     # The setting and its value stay together.
     setting = setting.replace(" = ", "\N{NO-BREAK SPACE}")
-    return PRINTED.get(name, shown(name)) + bracket + setting
+    return shown(name) + bracket + setting
 
 
 def _numbers(one: Any) -> str:

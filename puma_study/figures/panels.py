@@ -426,6 +426,8 @@ def gains(differences: pd.DataFrame, title: str = "") -> Figure:
     lines = _lines_of_groups(table)
     table["y"] = [-lines.index(line) for line in _keys(table)]
     table["kind"] = _kinds(table)
+    # What is only printed has no kind.
+    occurring = set(table.loc[table["points"].notna(), "kind"])
     panels = table.groupby("of", sort=False)
     height = 1.3 + 0.21 * len(lines)
     figure, axes = empty_panels(1, max(1, len(panels)), PAGE_WIDTH, height)
@@ -433,7 +435,7 @@ def gains(differences: pd.DataFrame, title: str = "") -> Figure:
     for axis, (panel, part) in zip(axes.flat, panels, strict=False):
         # All panels draw all kinds that occur, so that the legend has them in one order.
         for kind, style in KINDS.items():
-            if kind in set(table["kind"]):
+            if kind in occurring:
                 _draw_gains(axis, part[part["kind"] == kind], kind, style)
         if "paper" in part and part["paper"].notna().any():
             hollow: dict[str, Any] = {"color": BLACK, "markerfacecolor": "none"}

@@ -179,6 +179,11 @@ NAMES: dict[str, str] = {
     "faces_orl": "faces",
     "flowers_17": "flowers",
     "objects_caltech": "objects",
+    # Datasets of the paper
+    "cub": "CUB",
+    "inshop": "In-Shop",
+    "nabirds": "NABirds",
+    "sop": "SOP",
 }
 
 
@@ -286,11 +291,11 @@ ROW_STYLES: dict[str, RowStyle] = {
     "birds": RowStyle(INDIGO, "d"),
     "aircraft": RowStyle(SLATE, "P"),
     "flowers": RowStyle(SKY, "d"),
-    "cub": RowStyle(BLUE, "X"),
+    "CUB": RowStyle(BLUE, "X"),
     "cars": RowStyle(AMBER, "P"),
-    "sop": RowStyle(INDIGO, "d"),
-    "inshop": RowStyle(LILAC, "p"),
-    "nabirds": RowStyle(BROWN, "h"),
+    "SOP": RowStyle(INDIGO, "d"),
+    "In-Shop": RowStyle(LILAC, "p"),
+    "NABirds": RowStyle(BROWN, "h"),
     "dogs": RowStyle(TAN, "X"),
     "animals": RowStyle(BLUE, "X"),
     "faces": RowStyle(TAN, "X"),
