@@ -128,6 +128,8 @@ QUANTITIES = {
     "exponent, classes": "difference of exponents",
     "share of a training step": "% of a training step",
 }
+# A bound that a claim sets, in the place of a row.
+NUMBER = re.compile(r"\d+(\.\d+)?")
 # Measures of which the logarithms are compared, so that their difference is a ratio.
 RATIOS = {
     "log ms": "times as long",
@@ -201,7 +203,7 @@ def readings(table: pd.DataFrame) -> Figure:
         of_points = judged[is_drawn]
         _scale_in_points(axis, of_points[["low", "high", "paper"]].stack(), bottoms[first - 1])
     if has_both:
-        heading = "Decided by measures other than accuracy"
+        heading = "Decided by measures other than accuracy: by how much, for the claim"
         left.text(0, tops[first] + 0.06, heading, va="bottom", fontsize=9, weight="bold")
     for one in (left, axis):
         one.set_ylim(edges[-1], 0)
@@ -308,6 +310,8 @@ def _note(one: Any) -> str:
         if which:
             rows = _named(rows)
         parts[0] = f"Verdict: undecided; it would take {rows}{which}{rest}."
+    if one.print == "fails":
+        parts.append("The paper's own numbers fail it.")
     if one.reason:
         for part in one.reason.split("; "):
             parts.append(f"{capital(_with_names(part)).rstrip('.')}.")
@@ -380,6 +384,11 @@ def _numbers(one: Any) -> str:
 def _quantity(one: Any) -> str:
     """What the number of a claim is of, and in a second line what the paper prints."""
     quantity = QUANTITIES.get(one.column) or RATIOS.get(one.column)
+    row, _, rival = one.pair.partition(" over ")
+    if quantity == "difference of exponents" and NUMBER.fullmatch(row):
+        quantity = f"{row} minus the exponent"
+    if NUMBER.fullmatch(rival):
+        quantity = f"{quantity}, minus {100 * float(rival):g}"
     if quantity is None:
         of = one.column.split(" (")[0].replace(" - ", " minus ")
         quantity = f"{of} R@1" if of in OVERALL else f"R@1, {shown(of)}"

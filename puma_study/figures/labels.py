@@ -1,5 +1,6 @@
 """Labels in a panel, next to the line or point they name and in its colour: no legend needed."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -100,8 +101,8 @@ def places_of(
 
     found: list[Place] = []
     left_out: list[Name] = []
-    for one, (x, y) in zip(names, points, strict=True):
-        offset = _free_place(one, x, y, taken, (width, height))
+    for number, (one, (x, y)) in enumerate(zip(names, points, strict=True)):
+        offset = _free_place(one, number, points, taken, (width, height))
         if offset is None:
             left_out.append(one)
             continue
@@ -183,9 +184,18 @@ STEPS = (0.0, 1.0, -1.0, 2.0, -2.0)
 
 
 def _free_place(
-    one: Name, x: float, y: float, taken: Sequence[Box], size: tuple[float, float]
+    one: Name,
+    number: int,
+    points: Sequence[tuple[float, float]],
+    taken: Sequence[Box],
+    size: tuple[float, float],
 ) -> tuple[float, float] | None:
-    """The offset of a name from its point to the nearest free place in the panel, if any."""
+    """The offset of a name from its point, a `number` of `points`, to the nearest free place.
+
+    It begins nearer to its point than to any other, whose name it would seem to be.  None if there
+    is no such place in the panel.
+    """
+    x, y = points[number]
     long = _length(one)
     width, height = size
     for step in STEPS:
@@ -193,7 +203,10 @@ def _free_place(
         for right, side in ((NEAR, "left"), (-NEAR, "right")):
             box = _box(x + right, y + up, long, side, LINE)
             is_inside = box[0] >= 0 and box[1] <= width and box[2] >= 0 and box[3] <= height
-            if is_inside and not any(_overlap(box, other) for other in taken):
+            begin = (x + right, y + up)
+            nearest = min(math.dist(begin, point) for point in points)
+            is_own = math.dist(begin, (x, y)) <= nearest
+            if is_inside and is_own and not any(_overlap(box, other) for other in taken):
                 return right, up
     return None
 

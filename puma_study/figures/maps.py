@@ -129,11 +129,12 @@ def embedding_map(maps: Mapping[str, pd.DataFrame], of: str) -> Figure:
         left.set(xticks=[], yticks=[], title=f"{shown(title)}, by dataset")
         _name_datasets(left, points)
         coloured, classes = _draw_classes(right, points, of, size)
-        in_classes = f"{shown(of)}, {coloured} of {classes:,} classes coloured"
+        others = " (dark grey)" if coloured < classes else ""
+        in_classes = f"{shown(of)}{others}, {coloured} of {classes:,} classes coloured"
         right.set(xticks=[], yticks=[], title=f"{shown(title)}: {in_classes}")
-    # Points in the legend have one size, independent of that in the maps.
+    # A legend of the datasets would seem to name the classes, which have the same colours.
     title = "t-SNE of the images: neighbours are alike; the axes have no unit"
-    return finish(figure, axes, title, markerscale=6 / size**0.5)
+    return finish(figure, axes, title, named=False)
 
 
 def _point_size(points: pd.DataFrame) -> float:

@@ -169,7 +169,8 @@ def _draw_rows(
     has_bands = joined and len(rows) <= BANDS
     distance = 0.0
     if len(rows) > 1 and part["place"].duplicated().any() and not has_bands:
-        distance = (0.3 if joined else 0.8) / len(rows)
+        # Lines moved far would seem to cross.
+        distance = (0.12 if joined else 0.8) / len(rows)
 
     for number, row in enumerate(rows):
         mine = part[part["row"] == row]
@@ -289,7 +290,8 @@ def against(
 
     one_scale([axis for axis in drawn if axis.get_title().split(":")[0] in OVERALL], "y")
     named = _name_lines(drawn, styles) if joined else _name_each_point(drawn, styles)
-    return finish(figure, axes, title, named=not named)
+    # Handles long enough for a dash and a dot beside the marker.
+    return finish(figure, axes, title, named=not named, handlelength=4.5)
 
 
 def _draw_over_numbers(

@@ -243,9 +243,11 @@ def _draw_places(axis: Axes, panel: pd.DataFrame, styles: Mapping[str, RowStyle]
     panel = panel.reset_index(drop=True)
     kept = panel.groupby("place", sort=False)["points"].count()
     empty = [number for number, place in enumerate(places) if kept[place] == 0]
-    for benchmark, part in panel.dropna(subset=["points"]).groupby("benchmark", sort=False):
+    of_benchmarks = panel.dropna(subset=["points"]).groupby("benchmark", sort=False)
+    for number, (benchmark, part) in enumerate(of_benchmarks):
         own = styles[str(benchmark)]
-        x = part["place"].map(places.index)
+        # Side by side: intervals would hide each other.
+        x = part["place"].map(places.index) + 0.12 * (number - (len(of_benchmarks) - 1) / 2)
         aside = part["aside"]
         # No line passes a place without a run.
         for _, piece in part[~aside].groupby(np.searchsorted(empty, x[~aside])):
