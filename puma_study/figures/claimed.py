@@ -385,13 +385,15 @@ def _quantity(one: Any) -> str:
     """What the number of a claim is of, and in a second line what the paper prints."""
     quantity = QUANTITIES.get(one.column) or RATIOS.get(one.column)
     row, _, rival = one.pair.partition(" over ")
-    if quantity == "difference of exponents" and NUMBER.fullmatch(row):
-        quantity = f"{row} minus the exponent"
-    if NUMBER.fullmatch(rival):
-        quantity = f"{quantity}, minus {100 * float(rival):g}"
     if quantity is None:
         of = one.column.split(" (")[0].replace(" - ", " minus ")
         quantity = f"{of} R@1" if of in OVERALL else f"R@1, {shown(of)}"
+    elif one.column.startswith("exponent") and NUMBER.fullmatch(row):
+        quantity = f"{row} minus the exponent"
+    elif one.column.startswith("exponent") and NUMBER.fullmatch(rival):
+        quantity = f"the exponent minus {rival}"
+    elif quantity.startswith("%") and NUMBER.fullmatch(rival):
+        quantity = f"{quantity}, minus {100 * float(rival):g}"
     if np.isfinite(one.apart):
         quantity = f"size, {quantity}"
     if np.isfinite(one.paper):

@@ -145,9 +145,7 @@ def _point_size(points: pd.DataFrame) -> float:
 def _draw_datasets(axis: Axes, points: pd.DataFrame, size: float) -> None:
     for name, style in styles_of(points["dataset"]).items():
         mine = points[points["dataset"] == name]
-        axis.scatter(
-            "x", "y", data=mine, color=style.colour, label=shown(name), s=size, linewidths=0
-        )
+        axis.scatter("x", "y", data=mine, color=style.colour, s=size, linewidths=0)
 
 
 def _name_datasets(axis: Axes, points: pd.DataFrame) -> None:
