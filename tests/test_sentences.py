@@ -7,13 +7,12 @@ turn red.
 import shutil
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 import pytest
 import yaml
 from scipy import stats
 
-from puma_study import printed, store
+from puma_study import printed
 from pumalib import evaluation, paths
 from tools.page_rows import Difference, Kept
 
@@ -99,7 +98,7 @@ def the_harmonic_difference_rests_on_the_split(runs):
     assert over_all.high < runs.difference("puma", "full", "harmonic").paper
 
 
-@says("README.md", "did slightly better on each split, and was level with full fine-tuning")
+@says("README.md", "did slightly better on each split, and over the four was level with full")
 def a_plain_adapter_is_better_on_every_split(runs):
     for column in ("unified", "harmonic"):
         assert is_below(runs.over_splits("puma", "static", column))
@@ -195,10 +194,16 @@ def lora_is_level_over_splits(runs):
         assert is_unclear(runs.over_splits("puma", "lora", column))
 
 
-@says("docs/results.md", "of LoRA's longer search, 3e-5, the harmonic difference is not clear.")
+@says("docs/results.md", "of LoRA's longer search, 3e-5, the harmonic difference is not clear;")
 def lora_at_its_other_rate_is_level(runs):
     on_first, *_ = runs.on_each_split("puma", "lora", "harmonic")
     assert is_unclear(on_first)
+
+
+@says("docs/results.md", "at 1e-4 it is not once corrected for all claims.")
+def lora_is_undecided(runs):
+    assert is_below(runs.difference("puma", "lora", "harmonic"))
+    assert runs.verdicts()["lora"] == "undecided"
 
 
 @says("docs/results.md", "Against AdaptFormer there is no clear difference in any average.")
@@ -207,7 +212,7 @@ def adaptformer_is_level(runs):
         assert is_unclear(runs.difference("puma", "adaptformer", column))
 
 
-@says("docs/results.md", "None of the light methods is above full fine-tuning at 3e-5 in unified")
+@says("docs/results.md", "On the first split none of the light methods is above full fine-tuning at")
 def no_light_method_is_above_full(runs):
     for row in LIGHT:
         assert not is_above(runs.difference(row, "full-3e-5"))
@@ -248,7 +253,7 @@ def on_cars_lora_and_full_lead_the_adapters(runs):
 # ---- the parts
 
 
-@says("README.md", "Adapters clearly beat prompts, as printed.")
+@says("README.md", "Adapters clearly beat prompts, as in the paper.")
 def adapters_beat_prompts(runs):
     for adapter in ("static", "stochastic"):
         for prompt in ("pool", "vpt"):
@@ -484,21 +489,6 @@ def test_swapped_rows_of_a_kept_table_turn_the_headline_red(tmp_path, monkeypatc
     monkeypatch.setattr(paths, "RESULTS", tmp_path)
     with pytest.raises(AssertionError):
         a_plain_adapter_is_slightly_better(Runs())
-
-
-def test_lora_s_own_seeds_leave_its_lead_unclear(runs):
-    """Welch's interval of PUMA minus LoRA in harmonic R@1, without pooling over rows."""
-    page = (paths.ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert "by LoRA's own three seeds alone it would not be clear" in page
-    harmonic = {}
-    for row in ("puma", "lora"):
-        scores = [store.record(name, TRIAL).scores() for name in runs.kept.names(row, TRIAL)]
-        harmonic[row] = np.array([100 * table.at["harmonic", "R@1"] for table in scores])
-    variance = {row: values.var(ddof=1) / len(values) for row, values in harmonic.items()}
-    total = sum(variance.values())
-    dof = total**2 / sum(variance[row] ** 2 / (len(harmonic[row]) - 1) for row in harmonic)
-    gap = harmonic["puma"].mean() - harmonic["lora"].mean()
-    assert abs(gap) < stats.t.ppf(0.975, dof) * total**0.5
 
 
 def test_another_metric_says_the_same():

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from puma_study import figures, printed
+from puma_study.figures.claimed import QUANTITIES
 from puma_study.text import with_interval
 from pumalib import evaluation
 
@@ -155,15 +156,20 @@ def verdicts(kept: Kept, profiles: Sequence[str], file: str = "claims") -> str:
 def readings(kept: Kept, claims: Sequence[str] = (), profile: str = "") -> str:
     """Claims with the effect that the paper prints, ours, and whether ours leaves it possible.
 
-    Of the comparison that decides each, in points; without `claims` all that were run.
+    Of the comparison that decides each, in points of R@1 or of what is named; without `claims` all
+    that were run.
     """
     table = kept.readings(kept.profile(profile))
     chosen = list(claims) or table.index[table["reading"] != NOT_RUN]
     lines = []
     for claim in table.loc[chosen].itertuples():
+        # "cars (its subset cars_196)": what follows a name says how the claim was made to fit here.
+        column = claim.column.partition(" (")[0]
+        of = QUANTITIES.get(column) or _column(column)
         printed_effect = f"{float(claim.paper):+.1f}" if claim.paper else ""
-        lines.append([_without_numbers(claim.claim), printed_effect, claim.ours, claim.reading])
-    return markdown_table(["claim", "paper", "here", "reading"], lines)
+        said = _without_numbers(claim.claim)
+        lines.append([said, of, printed_effect, claim.ours, claim.reading])
+    return markdown_table(["claim", "of", "paper", "here", "reading"], lines)
 
 
 def _without_numbers(claim: str) -> str:
