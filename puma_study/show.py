@@ -39,7 +39,7 @@ def marked(table: pd.DataFrame, values: pd.DataFrame) -> "Styler":
 
 
 def readable(differences: pd.DataFrame) -> pd.DataFrame:
-    """`Results.differences` to read: a line for each pair, in columns unified and harmonic.
+    """`Results.differences` to read: a line for each pair, a column for each average.
 
     With intervals, and beside them what the paper prints, if it prints any.
     """

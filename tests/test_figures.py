@@ -247,6 +247,11 @@ class TestRowStyles:
         assert figures.shown("full, npair") == "Full fine-tuning, N-pair"
         assert figures.shown("CurricularFace, margin") == "CurricularFace, margin"
 
+    def test_of_a_method_at_a_length_the_length_follows(self):
+        assert figures.shown("full x 1") == "Full fine-tuning, usual epochs"
+        assert figures.shown("puma x 0.25") == "PUMA, 0.25 times the epochs"
+        assert figures.shown("72 x 3") == "72 x 3"
+
     def test_full_fine_tuning_has_one_name(self):
         names = ("full", "full fine-tuning", "universal CurricularFace")
         assert {figures.shown(name) for name in names} == {"Full fine-tuning"}

@@ -234,8 +234,8 @@ def test_splits_have_their_mean_and_each_of_them(kept, monkeypatch):
         "| PUMA minus LoRA | -0.5 [-19.6, +18.6] | +0.5 [+0.2, +0.8] | +7.6 | +5.2 |"
     )
     assert on_each.splitlines()[2] == "| PUMA minus LoRA | -2.0, +1.0 | +0.5, +0.5 |"
-    with pytest.raises(ValueError, match="class_splits.csv of photos-8 has no 'unified' of 'PUMA"):
-        kept.on_splits("puma", "static", "photos-8", "unified")
+    with pytest.raises(ValueError, match="class_splits.csv has no 'unified' of 'PUMA"):
+        kept.on_splits("puma", "static", "unified")
 
 
 def test_named_runs_are_a_row(monkeypatch):
@@ -253,7 +253,7 @@ def test_a_reading_stands_beside_both_effects(readmes):
     kept = pd.read_csv(RESULTS / readmes.main_profile / "claims_readings.csv", index_col="name")
     claim = kept.loc["stochastic-adapter"]
     effects = f"{claim['paper']:+.1f} | {claim['ours']}"
-    line = f"| {claim['claim']} | cars | {effects} | {claim['reading']} |"
+    line = f"| {claim['claim']} | R@1, cars | {effects} | {claim['reading']} |"
     assert page_parts.readings(readmes, ["stochastic-adapter"]).splitlines()[2] == line
     assert line in README
     every = page_parts.readings(readmes)

@@ -46,10 +46,10 @@ class Runs:
         return self.kept.difference(row, other, profile, column)
 
     def over_splits(self, row, other, column):
-        return self.kept.on_splits(row, other, TRIAL, column)[0]
+        return self.kept.on_splits(row, other, column)[0]
 
     def on_each_split(self, row, other, column):
-        return self.kept.on_splits(row, other, TRIAL, column)[1]
+        return self.kept.on_splits(row, other, column)[1]
 
     def verdicts(self, profile=TRIAL):
         return self.kept.scorecard(profile)["here"]
@@ -212,7 +212,9 @@ def adaptformer_is_level(runs):
         assert is_unclear(runs.difference("puma", "adaptformer", column))
 
 
-@says("docs/results.md", "On the first split none of the light methods is above full fine-tuning at")
+@says(
+    "docs/results.md", "On the first split none of the light methods is above full fine-tuning at"
+)
 def no_light_method_is_above_full(runs):
     for row in LIGHT:
         assert not is_above(runs.difference(row, "full-3e-5"))

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from puma_study import figures, printed
-from puma_study.figures.claimed import QUANTITIES
+from puma_study.figures.claimed import quantity_of
 from puma_study.text import with_interval
 from pumalib import evaluation
 
@@ -99,13 +99,12 @@ def differences(
 
 
 def over_splits(
-    kept: Kept, pairs: Sequence[str], columns: Sequence[str] = evaluation.OVERALL, profile: str = ""
+    kept: Kept, pairs: Sequence[str], columns: Sequence[str] = evaluation.OVERALL
 ) -> str:
     """Differences over all splits of the classes with their intervals, and the paper's."""
-    profile = kept.profile(profile)
     found = {}
     for pair in pairs:
-        on_splits = [kept.on_splits(*_pair(pair), profile, column) for column in columns]
+        on_splits = [kept.on_splits(*_pair(pair), column) for column in columns]
         found[_minus(kept, pair)] = [over_all for over_all, _ in on_splits]
     return _differences_table(found, columns)
 
@@ -124,14 +123,14 @@ def _differences_table(found: Mapping[str, Sequence[Difference]], columns: Seque
 
 
 def on_each_split(
-    kept: Kept, pairs: Sequence[str], columns: Sequence[str] = evaluation.OVERALL, profile: str = ""
+    kept: Kept, pairs: Sequence[str], columns: Sequence[str] = evaluation.OVERALL
 ) -> str:
     """Differences on each split of the classes, the protocol's first, without intervals."""
     lines = []
     for pair in pairs:
         line = [_minus(kept, pair)]
         for column in columns:
-            _, on_each = kept.on_splits(*_pair(pair), kept.profile(profile), column)
+            _, on_each = kept.on_splits(*_pair(pair), column)
             line.append(", ".join(_number(one.points, sign="+") for one in on_each))
         lines.append(line)
     return markdown_table(["difference", *map(_column, columns)], lines)
@@ -156,18 +155,15 @@ def verdicts(kept: Kept, profiles: Sequence[str], file: str = "claims") -> str:
 def readings(kept: Kept, claims: Sequence[str] = (), profile: str = "") -> str:
     """Claims with the effect that the paper prints, ours, and whether ours leaves it possible.
 
-    Of the comparison that decides each, in points of R@1 or of what is named; without `claims` all
-    that were run.
+    Of the comparison that decides each, in points; without `claims` all that were run.
     """
     table = kept.readings(kept.profile(profile))
     chosen = list(claims) or table.index[table["reading"] != NOT_RUN]
     lines = []
     for claim in table.loc[chosen].itertuples():
-        # "cars (its subset cars_196)": what follows a name says how the claim was made to fit here.
-        column = claim.column.partition(" (")[0]
-        of = QUANTITIES.get(column) or _column(column)
         printed_effect = f"{float(claim.paper):+.1f}" if claim.paper else ""
         said = _without_numbers(claim.claim)
+        of = quantity_of(claim.column)
         lines.append([said, of, printed_effect, claim.ours, claim.reading])
     return markdown_table(["claim", "of", "paper", "here", "reading"], lines)
 

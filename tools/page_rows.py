@@ -187,18 +187,17 @@ class Kept:
             paper = self._printed_difference(key, other, column)
         return Difference(line["points"], line["low"], line["high"], paper)
 
-    def on_splits(
-        self, key: str, other: str, profile: str, column: str
-    ) -> tuple[Difference, list[Difference]]:
+    def on_splits(self, key: str, other: str, column: str) -> tuple[Difference, list[Difference]]:
         """The difference of two rows over all splits of the classes, and on each, the first first.
 
-        As notebook 34 kept them; ValueError where it has no such pair or column.
+        As notebook 34 kept them for the main profile; ValueError where it has no such pair or
+        column.
         """
-        table = self.table("class_splits", profile)
+        table = self.table("class_splits", self.main_profile)
         pair = f"{self.row(key).name} minus {self.row(other).name}"
         mine = table[(table["pair"] == pair) & (table["dataset"] == column)]
         if mine.empty:
-            raise ValueError(f"class_splits.csv of {profile} has no {column!r} of {pair!r}")
+            raise ValueError(f"class_splits.csv has no {column!r} of {pair!r}")
         paper = self._printed_difference(key, other, column)
         # No -0.0.
         numbers = mine[["points", "low", "high"]].round(1) + 0.0

@@ -206,7 +206,8 @@ def shown(name: object) -> str:
     elif method in METHODS and loss in NAMES:
         text = f"{shown(method)}, {NAMES[loss]}"
     elif trained in METHODS and times:
-        text = f"{shown(trained)}, {times} x the epochs"
+        length = "usual epochs" if times == "1" else f"{times} times the epochs"
+        text = f"{shown(trained)}, {length}"
     if text.startswith("_"):
         return UNSEEN + text
     return text
