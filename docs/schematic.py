@@ -1,4 +1,4 @@
-"""Draw docs/schematic.png, .svg and .pdf, the picture of README.md, of notebook 20 and the report.
+"""Draw docs/schematic.png and .svg, the picture of README.md, of notebook 20 and the report.
 
     .venv/bin/python docs/schematic.py
 
@@ -264,4 +264,5 @@ def draw_image(axis: Axes) -> None:
 
 if __name__ == "__main__":
     use_style()
-    save(schematic(), Path(__file__).with_suffix(".png"))
+    for ending in (".png", ".svg"):
+        save(schematic(), Path(__file__).with_suffix(ending))

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .runs import list_runs as list_runs
     from .runs import run_of as run_of
     from .show import marked as marked
+    from .show import readable as readable
     from .text import plain as plain
     from .verdicts import scorecard as scorecard
 
@@ -55,7 +56,7 @@ _HOMES = {
     "results": ["Results", "collect"],
     "rows": ["embed_kept", "embeddings", "loss_of", "model", "run_all", "specific"],
     "runs": ["list_runs", "run_of"],
-    "show": ["marked"],
+    "show": ["marked", "readable"],
     "text": ["plain"],
     "verdicts": ["scorecard"],
 }

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from .text import with_interval
+
 if TYPE_CHECKING:
     # It needs jinja2, which is an extra.
     from pandas.io.formats.style import Styler
@@ -34,6 +36,27 @@ def marked(table: pd.DataFrame, values: pd.DataFrame) -> "Styler":
             texts[name] = texts[name].where(places[name] != place, tagged)
     styled = texts.style.set_table_styles([PADDING])
     return styled.format_index(_heading, axis=0).format_index(_heading, axis=1)
+
+
+def readable(differences: pd.DataFrame) -> pd.DataFrame:
+    """`Results.differences` to read: a line for each pair, a column for each average.
+
+    With intervals, and beside them what the paper prints, if it prints any.
+    """
+    from .figures import shown  # the commands do without matplotlib
+
+    columns = {}
+    for name, part in differences.set_index("difference").groupby("of", sort=False):
+        texts = [
+            with_interval(one.points, one.low, one.high, sign="+") for one in part.itertuples()
+        ]
+        columns[name] = pd.Series(texts, part.index)
+        if "paper" in part and part["paper"].notna().any():
+            in_print = part["paper"].map("{:+.1f}".format, na_action="ignore")
+            columns[f"paper: {name}"] = in_print.fillna("")
+    table = pd.DataFrame(columns)
+    table.index = [" minus ".join(map(shown, pair.split(" over "))) for pair in table.index]
+    return table
 
 
 def _heading(name: Any) -> str:

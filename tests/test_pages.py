@@ -224,14 +224,18 @@ def test_splits_have_their_mean_and_each_of_them(kept, monkeypatch):
     table = table.assign(pair="PUMA minus LoRA")
     monkeypatch.setattr(kept, "table", lambda file, profile: table)
 
-    found = page_parts.splits(kept, ["harmonic", "unified"])
+    over_all = page_parts.over_splits(kept, ["puma - lora"], ["harmonic", "unified"])
+    on_each = page_parts.on_each_split(kept, ["puma - lora"], ["harmonic", "unified"])
 
-    assert found.splitlines()[0] == (
-        "| difference | harmonic | unified | harmonic, on each split |"
+    assert over_all.splitlines()[0] == (
+        "| difference | harmonic | unified | paper: harmonic | paper: unified |"
     )
-    assert found.splitlines()[2] == (
-        "| PUMA minus LoRA | -0.5 [-19.6, +18.6] | +0.5 [+0.2, +0.8] | -2.0, +1.0 |"
+    assert over_all.splitlines()[2] == (
+        "| PUMA minus LoRA | -0.5 [-19.6, +18.6] | +0.5 [+0.2, +0.8] | +7.6 | +5.2 |"
     )
+    assert on_each.splitlines()[2] == "| PUMA minus LoRA | -2.0, +1.0 | +0.5, +0.5 |"
+    with pytest.raises(ValueError, match="class_splits.csv has no 'unified' of 'PUMA"):
+        kept.on_splits("puma", "static", "unified")
 
 
 def test_named_runs_are_a_row(monkeypatch):
@@ -248,7 +252,8 @@ def test_a_reading_stands_beside_both_effects(readmes):
     """As notebook 17 kept it; of `stochastic-adapter` cars decide, on which the paper gains."""
     kept = pd.read_csv(RESULTS / readmes.main_profile / "claims_readings.csv", index_col="name")
     claim = kept.loc["stochastic-adapter"]
-    line = f"| {claim['claim']} | {claim['paper']:+.1f} | {claim['ours']} | {claim['reading']} |"
+    effects = f"{claim['paper']:+.1f} | {claim['ours']}"
+    line = f"| {claim['claim']} | R@1, cars | {effects} | {claim['reading']} |"
     assert page_parts.readings(readmes, ["stochastic-adapter"]).splitlines()[2] == line
     assert line in README
     every = page_parts.readings(readmes)

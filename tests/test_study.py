@@ -401,6 +401,24 @@ def test_differences_are_in_points_beside_the_paper(results):
     assert said["paper"].tolist() == [20, 0]
 
 
+def test_differences_are_read_by_pair_with_intervals_and_what_is_printed():
+    numbers = [
+        ("PUMA over frozen", 2.0, 1.0, 3.0, np.nan),
+        ("PUMA over LoRA", -0.5, -1.0, 0.04, 5.2),
+    ]
+    table = pd.DataFrame(numbers, columns=["difference", "points", "low", "high", "paper"])
+    both = pd.concat([table.assign(of=of) for of in ("unified", "harmonic")])
+
+    shown = study.readable(both)
+
+    assert shown.index.tolist() == ["PUMA minus Frozen backbone", "PUMA minus LoRA"]
+    columns = ["unified", "paper: unified", "harmonic", "paper: harmonic"]
+    assert shown.columns.tolist() == columns
+    assert shown["unified"].tolist() == ["+2.0 [+1.0, +3.0]", "-0.5 [-1.0, +0.0]"]
+    assert shown["paper: unified"].tolist() == ["", "+5.2"]
+    assert study.readable(both.drop(columns="paper")).columns.tolist() == ["unified", "harmonic"]
+
+
 def test_a_table_is_shown_with_its_best_marked(results):
     table = results.with_paper_values(PRINTED)
     values = results.wide()

@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 
 from puma_study import figures, printed
+from puma_study.figures.claimed import quantity_of
 from puma_study.text import with_interval
 from pumalib import evaluation
 
-from .page_rows import WITHOUT, Kept
+from .page_rows import WITHOUT, Difference, Kept
 
 VERDICTS = ("supported", "contradicted", "undecided", "not testable")
 NOT_RUN = "not run"
@@ -89,48 +90,56 @@ def differences(
     A pair is "row - other"; of a mapping the keys are what the pairs are called.
     """
     profile = kept.profile(profile)
-    lines = []
-    prints = []
+    if not isinstance(pairs, Mapping):
+        pairs = {_minus(kept, pair): pair for pair in pairs}
+    found = {}
+    for called, pair in pairs.items():
+        found[called] = [kept.difference(*_pair(pair), profile, column) for column in columns]
+    return _differences_table(found, columns)
+
+
+def over_splits(
+    kept: Kept, pairs: Sequence[str], columns: Sequence[str] = evaluation.OVERALL
+) -> str:
+    """Differences over all splits of the classes with their intervals, and the paper's."""
+    found = {}
     for pair in pairs:
-        row, other = _pair(pairs[pair] if isinstance(pairs, Mapping) else pair)
-        called = f"{kept.row(row).name} minus {_inside(kept.row(other).name)}"
-        if isinstance(pairs, Mapping):
-            called = pair
-        found = [kept.difference(row, other, profile, column) for column in columns]
-        lines.append([called, *[one.text for one in found]])
-        prints.append([_number(one.paper, sign="+") for one in found])
+        on_splits = [kept.on_splits(*_pair(pair), column) for column in columns]
+        found[_minus(kept, pair)] = [over_all for over_all, _ in on_splits]
+    return _differences_table(found, columns)
+
+
+def _differences_table(found: Mapping[str, Sequence[Difference]], columns: Sequence[str]) -> str:
+    """A line for each name of `found`, with its difference in each column, and as printed."""
     shown = [_column(name) for name in columns]
     names = ["difference", *shown]
+    lines = [[called, *[one.text for one in line]] for called, line in found.items()]
     for place, name in enumerate(shown):
-        column = [line[place] for line in prints]
-        if any(column):
+        prints = [_number(line[place].paper, sign="+") for line in found.values()]
+        if any(prints):
             names.append(f"paper: {name}")
-            lines = [[*line, cell] for line, cell in zip(lines, column, strict=True)]
+            lines = [[*line, cell] for line, cell in zip(lines, prints, strict=True)]
     return markdown_table(names, lines)
 
 
-def splits(kept: Kept, columns: Sequence[str], profile: str = "") -> str:
-    """Differences over several splits of the classes with their intervals, from notebook 34.
-
-    The last column has the harmonic difference on each split, the protocol's first.
-    """
-    table = kept.table("class_splits", kept.profile(profile))
+def on_each_split(
+    kept: Kept, pairs: Sequence[str], columns: Sequence[str] = evaluation.OVERALL
+) -> str:
+    """Differences on each split of the classes, the protocol's first, without intervals."""
     lines = []
-    for pair, part in table.groupby("pair", sort=False):
-        is_over_all = part["split"].str.startswith("over ")
-        over_all = part[is_over_all].set_index("dataset")
-        on_each = part[~is_over_all & (part["dataset"] == "harmonic")]
-        row, _, other = pair.partition(" minus ")
-        line = [f"{row} minus {_inside(other)}"]
+    for pair in pairs:
+        line = [_minus(kept, pair)]
         for column in columns:
-            numbers = over_all.loc[column, ["points", "low", "high"]]
-            line.append(with_interval(*numbers, sign="+"))
-        # No -0.0.
-        points = on_each["points"].round(1) + 0.0
-        line.append(", ".join(_number(one, sign="+") for one in points))
+            _, on_each = kept.on_splits(*_pair(pair), column)
+            line.append(", ".join(_number(one.points, sign="+") for one in on_each))
         lines.append(line)
-    names = ["difference", *map(_column, columns), "harmonic, on each split"]
-    return markdown_table(names, lines)
+    return markdown_table(["difference", *map(_column, columns)], lines)
+
+
+def _minus(kept: Kept, pair: str) -> str:
+    """A pair as people read it: "PUMA minus full fine-tuning"."""
+    row, other = _pair(pair)
+    return f"{kept.row(row).name} minus {_inside(kept.row(other).name)}"
 
 
 def verdicts(kept: Kept, profiles: Sequence[str], file: str = "claims") -> str:
@@ -153,8 +162,10 @@ def readings(kept: Kept, claims: Sequence[str] = (), profile: str = "") -> str:
     lines = []
     for claim in table.loc[chosen].itertuples():
         printed_effect = f"{float(claim.paper):+.1f}" if claim.paper else ""
-        lines.append([_without_numbers(claim.claim), printed_effect, claim.ours, claim.reading])
-    return markdown_table(["claim", "paper", "here", "reading"], lines)
+        said = _without_numbers(claim.claim)
+        of = quantity_of(claim.column)
+        lines.append([said, of, printed_effect, claim.ours, claim.reading])
+    return markdown_table(["claim", "of", "paper", "here", "reading"], lines)
 
 
 def _without_numbers(claim: str) -> str:
@@ -257,7 +268,8 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "claimed-figure": claimed_figure,
     "rows": rows_table,
     "differences": differences,
-    "splits": splits,
+    "over-splits": over_splits,
+    "on-each-split": on_each_split,
     "verdicts": verdicts,
     "readings": readings,
     "claims": claims_table,

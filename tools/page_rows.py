@@ -184,8 +184,32 @@ class Kept:
         line = contrasts.in_points(table).loc[column].round(1) + 0.0
         paper = np.nan
         if AGAINST not in profile:
-            paper = round(self.printed(key, column) - self.printed(other, column), 1)
+            paper = self._printed_difference(key, other, column)
         return Difference(line["points"], line["low"], line["high"], paper)
+
+    def on_splits(self, key: str, other: str, column: str) -> tuple[Difference, list[Difference]]:
+        """The difference of two rows over all splits of the classes, and on each, the first first.
+
+        As notebook 34 kept them for the main profile; ValueError where it has no such pair or
+        column.
+        """
+        table = self.table("class_splits", self.main_profile)
+        pair = f"{self.row(key).name} minus {self.row(other).name}"
+        mine = table[(table["pair"] == pair) & (table["dataset"] == column)]
+        if mine.empty:
+            raise ValueError(f"class_splits.csv has no {column!r} of {pair!r}")
+        paper = self._printed_difference(key, other, column)
+        # No -0.0.
+        numbers = mine[["points", "low", "high"]].round(1) + 0.0
+        found = [
+            Difference(line.points, line.low, line.high, paper) for line in numbers.itertuples()
+        ]
+        is_over_all = mine["split"].str.startswith("over ").tolist()
+        over_all = found.pop(is_over_all.index(True))
+        return over_all, found
+
+    def _printed_difference(self, key: str, other: str, column: str) -> float:
+        return round(self.printed(key, column) - self.printed(other, column), 1)
 
     def _contrasted(self, key: str, other: str, profile: str) -> pd.DataFrame:
         profiles = profile.split(AGAINST)

@@ -159,5 +159,5 @@ def draw_for_readme(kept: page_rows.Kept) -> list[Path]:
         table.to_csv(temporary, index=False)
     unit = "PUMA minus the rival (points of R@1)"
     figure = figures.claimed_and_measured(table, "PUMA", unit)
-    drawn = figures.save(figure, file.with_suffix(".png"))
-    return [file, drawn.with_suffix(".svg"), drawn]
+    pictures = [figures.save(figure, file.with_suffix(ending)) for ending in (".png", ".svg")]
+    return [file, *pictures]

@@ -381,14 +381,22 @@ def _numbers(one: Any) -> str:
     return f"{value} [{low}, {high}]"
 
 
+def quantity_of(column: str) -> str:
+    """What a claim's number is of, by its column: "harmonic R@1", "R@1, cars", "harmonic MAP@R"."""
+    if column in QUANTITIES:
+        return QUANTITIES[column]
+    if column in RATIOS:
+        return RATIOS[column]
+    # "cars (its subset cars_196)": what follows a name says how the claim was made to fit here.
+    of = column.split(" (")[0].replace(" - ", " minus ")
+    return f"{of} R@1" if of in OVERALL else f"R@1, {shown(of)}"
+
+
 def _quantity(one: Any) -> str:
     """What the number of a claim is of, and in a second line what the paper prints."""
-    quantity = QUANTITIES.get(one.column) or RATIOS.get(one.column)
+    quantity = quantity_of(one.column)
     row, _, rival = one.pair.partition(" over ")
-    if quantity is None:
-        of = one.column.split(" (")[0].replace(" - ", " minus ")
-        quantity = f"{of} R@1" if of in OVERALL else f"R@1, {shown(of)}"
-    elif one.column.startswith("exponent") and NUMBER.fullmatch(row):
+    if one.column.startswith("exponent") and NUMBER.fullmatch(row):
         quantity = f"{row} minus the exponent"
     elif one.column.startswith("exponent") and NUMBER.fullmatch(rival):
         quantity = f"the exponent minus {rival}"

@@ -133,7 +133,8 @@ def embedding_map(maps: Mapping[str, pd.DataFrame], of: str) -> Figure:
         in_classes = f"{shown(of)}{others}, {coloured} of {classes:,} classes coloured"
         right.set(xticks=[], yticks=[], title=f"{shown(title)}: {in_classes}")
     # A legend of the datasets would seem to name the classes, which have the same colours.
-    title = "t-SNE of the images: neighbours are alike; the axes have no unit"
+    title = "t-SNE of the images: neighbours are alike, the axes have no unit; "
+    title += "light grey: other datasets"
     return finish(figure, axes, title, named=False)
 
 

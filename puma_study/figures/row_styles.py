@@ -194,14 +194,20 @@ UNSEEN = "\u200b"
 def shown(name: object) -> str:
     """The name to show for `name`; for a method and a loss as "full, ms" the names of both.
 
+    Of a method at a length, as "puma x 4", the length follows the name.
+
     Matplotlib leaves names with a leading underscore out of legends: `UNSEEN` is put before it.
     """
     text = str(name)
     method, _, loss = text.partition(", ")
+    trained, _, times = text.partition(" x ")
     if text in NAMES:
         text = NAMES[text]
     elif method in METHODS and loss in NAMES:
         text = f"{shown(method)}, {NAMES[loss]}"
+    elif trained in METHODS and times:
+        length = "usual epochs" if times == "1" else f"{times} times the epochs"
+        text = f"{shown(trained)}, {length}"
     if text.startswith("_"):
         return UNSEEN + text
     return text

@@ -104,19 +104,18 @@ VECTOR_STYLE: dict[Any, Any] = {
 
 @styled
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write `figure` as a PNG of 256 colours, and for print as SVG and PDF with the same name.
+    """Write `figure` as a PNG of 256 colours, or for print as SVG or PDF, by the ending of `path`.
 
-    A path that ends in .svg or .pdf gives that file alone.  Returns the path.  The same figure
-    always gives the same bytes.  Raises OSError, with the remedy, if a file cannot be written.
+    Returns the path.  The same figure always gives the same bytes.  Raises OSError, with the
+    remedy, if the file cannot be written.
     """
     path = Path(path)
-    if path.suffix in VECTOR:
-        _save_vector(figure, path)
-        return path
     with paths.written_whole(path) as temporary:
-        _save_png(figure, temporary)
-    for ending in VECTOR:
-        _save_vector(figure, path.with_suffix(ending))
+        if path.suffix in VECTOR:
+            with plt.rc_context(VECTOR_STYLE):
+                figure.savefig(temporary, **VECTOR[path.suffix])
+        else:
+            _save_png(figure, temporary)
     return path
 
 
@@ -125,11 +124,6 @@ def _save_png(figure: Figure, path: Path) -> None:
     figure.savefig(drawn, dpi=150)
     small = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     small.save(path, "PNG", optimize=True)
-
-
-def _save_vector(figure: Figure, path: Path) -> None:
-    with paths.written_whole(path) as temporary, plt.rc_context(VECTOR_STYLE):
-        figure.savefig(temporary, **VECTOR[path.suffix])
 
 
 def empty_panels(
