@@ -26,7 +26,7 @@ def test_html_stands_alone_with_its_pictures_formulas_and_sections(built):
     loaded = re.findall(r'(?:src|<link[^>]*href)="([^"]{1,40})', text)
     assert loaded
     assert all(address.startswith("data:") for address in loaded)
-    assert text.count("<figcaption") == 2
+    assert text.count("<figcaption") == 3
     assert text.count("<caption") == len(re.findall(r"\{#tbl-", SOURCE))
     assert text.count("<math") > 10
     assert "<!-- " not in text and "Section: [" not in text

@@ -136,13 +136,18 @@ def puma_is_above_the_static_adapter_at_32_epochs(runs):
     assert is_below(runs.difference("training_length/adapter x 4", "training_length/full x 4"))
 
 
-@says("docs/results.md", "It gains as much on cars, and loses two to three points on the other datasets")
+@says(
+    "docs/results.md",
+    "It gains as much on cars, and loses two to three points on the other datasets",
+)
 def the_static_adapter_gains_on_cars_alone(runs):
     lengths = ("training_length/adapter x 4", "training_length/adapter x 1")
     assert is_between(-3, -2, runs.difference(*lengths, NO_CARS))
     assert is_unclear(runs.difference(*lengths, "unified"))
     pumas = ("training_length/puma x 4", "training_length/puma x 1")
-    apart = runs.difference(*lengths, "cars_196").points - runs.difference(*pumas, "cars_196").points
+    apart = (
+        runs.difference(*lengths, "cars_196").points - runs.difference(*pumas, "cars_196").points
+    )
     assert abs(apart) < 2
 
 
