@@ -51,6 +51,14 @@ def table(number: int) -> pd.DataFrame:
     return pd.read_csv(paths.PAPER / f"table{number}.csv", index_col="row")
 
 
+def value(number: int, row: str, column: str) -> float:
+    """A number of Table `number`; NaN where it prints no such row or column."""
+    printed = table(number)
+    if row not in printed.index or column not in printed:
+        return float("nan")
+    return float(printed.at[row, column])
+
+
 def all_tables() -> dict[int | str, pd.DataFrame]:
     """The paper's tables with accuracies by number, and Tables 8 and 5 joined."""
     tables: dict[int | str, pd.DataFrame] = {number: table(number) for number in WITH_ACCURACIES}

@@ -37,6 +37,12 @@ def test_tables_are_complete_and_what_is_damaged_or_absent_is_empty():
     assert PRINTED[3]["marks"].value_counts().to_dict() == {"restored": 3, "printed": 3}
 
 
+def test_one_number_or_nan_where_none_is_printed():
+    assert printed.value(2, "PUMA", "harmonic") == 84.1
+    assert np.isnan(printed.value(2, "PUMA", "mean"))
+    assert np.isnan(printed.value(2, "static", "harmonic"))  # it is a row of Table 3
+
+
 @pytest.mark.skipif(not PAPER_TEXT.exists(), reason="the paper's text is not beside the checkout")
 @pytest.mark.parametrize("number", [number for number in ROWS if number not in (1, 3)])
 def test_every_row_stands_in_the_paper(number):

@@ -243,10 +243,7 @@ class Kept:
         row = self.row(key)
         if row.table is None:
             return np.nan
-        table = printed.table(row.table)
-        if column not in table or row.row not in table.index:
-            return np.nan
-        return float(table.at[row.row, column])
+        return printed.value(row.table, row.row, column)
 
     def recomputed(self, key: str) -> float:
         """The harmonic mean of the printed columns, where the printed one is another; else NaN."""
