@@ -129,16 +129,14 @@ def longer_training_does_not_reverse_it(runs):
         assert runs.difference(*longer, column).points < 0
 
 
-@says(
-    "README.md", "on one split, PUMA, with prompts or without, is about a point above it, unified."
-)
+@says("README.md", "on one split, PUMA, with prompts or without, is about a point above that")
 def puma_is_above_the_static_adapter_at_32_epochs(runs):
     for row in ("puma", "adapter-stochastic"):
         difference = runs.difference(f"training_length/{row} x 4", "training_length/adapter x 4")
         assert is_above(difference) and is_between(0.5, 1.5, difference)
 
 
-@says("README.md", "adding prompts made no clear difference.")
+@says("README.md", "prompts beside adapters made no clear difference.")
 def prompts_beside_the_adapter_make_no_clear_difference(runs):
     at_32 = ("training_length/puma x 4", "training_length/adapter-stochastic x 4")
     for column in AVERAGES:
@@ -234,7 +232,7 @@ def two_light_rows_are_level_over_splits(runs):
             assert is_unclear(runs.over_splits("puma", row, column))
 
 
-@says("docs/results.md", "**What chance costs in 8 epochs rests on the split** in both means;")
+@says("docs/results.md", "**Whether chance costs accuracy rests on the split** in both means;")
 def what_chance_costs_rests_on_the_split(runs):
     for column in ("unified", "harmonic"):
         first, *drawn = runs.on_each_split("stochastic", "static", column)
