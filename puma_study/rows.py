@@ -328,7 +328,8 @@ def model(name: str, profile: str, train: bool = False) -> embedder.Embedder:
         if not train:
             raise store.NotKept(
                 f"only the numbers of {profile}/{name} were kept, not its model: pass train=True "
-                f"to train it again, or call `python -m pumalib train {name} --profile {profile}`"
+                f"to train it again, or call `python -m puma_study runs train {name} "
+                f"--profile {profile}`"
             )
         _train(run, folder)
     return embedder.load(folder, device=training.choose_device(run.training.device))

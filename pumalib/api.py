@@ -136,8 +136,9 @@ def load(
     """Load a trained model, ready to embed images, from a folder or by its name in `list_models`.
 
     The folder is a run's, or one that a model's `save` has written.  `pretrained` is the file of
-    the backbone's weights; None: they are in the folder, or where they were in training.  Raises
-    FileNotFoundError where the model or its weights are missing, ValueError where they are damaged.
+    the backbone's weights; None: they are in the folder, at timm's hub, or where they were in
+    training.  Raises FileNotFoundError where the model or its weights are missing, ValueError where
+    they are damaged.
 
     >>> import numpy, pumalib
     >>> model = pumalib.load("mini")

@@ -350,14 +350,17 @@ class FolderIndex:
         places = pd.Index(faiss.vector_to_array(self._vectors.id_map)).get_indexer(self.table.index)
         return stored[places]
 
-    def write_vectors(self, file: Path) -> None:
+    def write_vectors(self, file: str | Path) -> None:
         """Write the embeddings, sorted by path, into a NumPy file for `numpy.load(file)`.
+
+        A relative `file` is one of the project's folder.
 
         It holds `vectors` (n, dim) float32, of length 1, and `paths` (n,), relative to the folder.
         """
         places = np.argsort(self.table["path"].to_numpy(dtype=str))
         names = self.table["path"].to_numpy(dtype=str)[places]
-        with paths.written_whole(file) as temporary, temporary.open("wb") as opened:
+        whole = paths.written_whole(paths.resolve(file))
+        with whole as temporary, temporary.open("wb") as opened:
             np.savez(opened, vectors=self.vectors()[places], paths=names)
 
     # ---- embedding

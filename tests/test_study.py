@@ -276,7 +276,7 @@ def test_a_model_that_was_not_kept_is_trained_again_only_on_demand(copied, resul
     name = results.names["Linear"][0]
     before, _ = study.embeddings(name, "test")
     monkeypatch.setattr(paths, "RESULTS", copied.parent)
-    said = f"only the numbers .*{name} .* train=True .*pumalib train {name}"
+    said = f"only the numbers .*{name} .* train=True .*puma_study runs train {name}"
     with pytest.raises(store.NotKept, match=said):
         study.embeddings(name, "test")
     again, _ = study.embeddings(name, "test", train=True)

@@ -1,4 +1,4 @@
-"""The methods: how a backbone is adapted.  A new one is a line of `METHODS`."""
+"""The methods: how a backbone is adapted.  A new one is a line of `_METHODS`."""
 
 from typing import Any, Literal, Self
 
