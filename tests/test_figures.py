@@ -780,7 +780,7 @@ class TestGains:
         assert "printed in the paper" not in lines(right)
 
 
-def test_gains_over_length_have_a_line_with_and_one_without_a_dataset():
+def test_gains_over_length_have_a_panel_with_and_one_without_a_dataset():
     table = pd.DataFrame(
         [
             ("full", 8, False, -2.0, -3.0, -1.0),
@@ -792,21 +792,24 @@ def test_gains_over_length_have_a_line_with_and_one_without_a_dataset():
         columns=["rival", "epochs", "is_without", "points", "low", "high"],
     )
     figure = figures.gains_over_length(table, "puma", "cars_196")
-    (axis,) = figure.axes
-    drawn = bars(axis)
-    assert list(drawn) == ["Full fine-tuning", "Full fine-tuning, without cars", "LoRA"]
+    left, right = figure.axes
+    drawn = bars(left)
+    without = bars(right)
+    assert list(drawn) == ["Full fine-tuning", "LoRA"]
+    assert list(without) == ["Full fine-tuning"]
     assert drawn["Full fine-tuning"]["y"] == [-2, -1]
     assert drawn["Full fine-tuning"]["low"] == pytest.approx([-3, -2])
-    assert drawn["Full fine-tuning, without cars"]["high"] == pytest.approx([0, 0.5])
+    assert without["Full fine-tuning"]["high"] == pytest.approx([0, 0.5])
+    assert (left.get_title(), right.get_title()) == ("all datasets", "without cars")
     assert figure.get_suptitle().endswith("with 95% intervals")
-    # From left to right: a rival, and beside it its line without the dataset.
-    assert len(legend(figure)) == 3
+    assert legend(figure) == ["Full fine-tuning", "LoRA"]
     # A length that a rival lacks is left out: LoRA stands at the second of the two.
     assert drawn["LoRA"]["y"] == [1]
     assert np.round(drawn["LoRA"]["x"]) == [1]
-    assert ticks(axis) == ["8", "32"]
-    assert "PUMA minus rival" in axis.get_ylabel()
-    low, high = axis.get_ylim()
+    assert ticks(left) == ticks(right) == ["8", "32"]
+    assert "PUMA minus rival" in left.get_ylabel()
+    assert left.get_ylim() == right.get_ylim()
+    low, high = left.get_ylim()
     assert low < -3 and high > 1.5
 
 

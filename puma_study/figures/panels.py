@@ -458,22 +458,26 @@ def gains(differences: pd.DataFrame, title: str = "") -> Figure:
 def gains_over_length(table: pd.DataFrame, ours: str, without: str) -> Figure:
     """`ours` minus each rival over the length of training: of all datasets, and without one.
 
-    `table` has the columns rival, epochs, is_without, points, low and high; a rival has a line for
-    each of the two, where it has numbers.  `without` is the name of the dataset left out.
+    `table` has the columns rival, epochs, is_without, points, low and high; a rival has a line in
+    each of the two panels, where it has numbers.  `without` is the name of the dataset left out.
     """
     table = table.assign(rival=table["rival"].map(shown))
     styles = styles_of(table["rival"])
+    rivals = list(table["rival"].unique())
     lengths = sorted(table["epochs"].unique())
-    kinds = list(table.groupby(["rival", "is_without"], sort=False))
-    figure, axes = empty_panels(1, 1, 7, 4.5)
-    axis = axes[0, 0]
-    distance = min(0.04, 0.6 / len(kinds))
-    for number, ((rival, is_without), part) in enumerate(kinds):
+    figure, axes = empty_panels(1, 2, 8, 4)
+    left, right = axes[0]
+    right.sharey(left)
+    left.set_ylabel(f"{shown(ours)} minus rival, harmonic R@1 (points)")
+    left.set_title("all datasets")
+    right.set_title(f"without {shown(without)}")
+    for (rival, is_without), part in table.groupby(["rival", "is_without"], sort=False):
         style = styles[rival]
         part = part.sort_values("epochs")
-        shift = distance * (number - (len(kinds) - 1) / 2)
+        shift = 0.08 * (rivals.index(rival) - (len(rivals) - 1) / 2)
         x = part["epochs"].map(lengths.index) + shift
         spread = np.stack([part["points"] - part["low"], part["high"] - part["points"]])
+        axis = right if is_without else left
         axis.errorbar(
             x,
             part["points"],
@@ -481,16 +485,15 @@ def gains_over_length(table: pd.DataFrame, ours: str, without: str) -> Figure:
             color=style.colour,
             marker=style.marker,
             markersize=7,
-            markerfacecolor="white" if is_without else style.colour,
-            linestyle=":" if is_without else "-",
-            label=f"{rival}, without {shown(without)}" if is_without else rival,
+            linestyle="-",
+            label=rival,
         )
-    axis.axhline(0, color=BLACK, linewidth=1)
-    axis.set_xticks(range(len(lengths)), [f"{epochs:g}" for epochs in lengths])
-    axis.set(xlim=(-0.5, len(lengths) - 0.5), xlabel="epochs of training")
-    axis.set_ylabel(f"{shown(ours)} minus rival, harmonic R@1 (points)")
-    axis.grid(axis="x", visible=False)
-    _name_halves(axis, ours)
+    for axis in (left, right):
+        axis.axhline(0, color=BLACK, linewidth=1)
+        axis.set_xticks(range(len(lengths)), [f"{epochs:g}" for epochs in lengths])
+        axis.set(xlim=(-0.5, len(lengths) - 0.5), xlabel="epochs of training")
+        axis.grid(axis="x", visible=False)
+    _name_halves(right, ours)
     title = f"{shown(ours)} minus each rival over the length of training, with 95% intervals"
     return finish(figure, axes, title)
 
