@@ -115,6 +115,31 @@ def test_a_damaged_record_names_its_file_and_the_remedy(tmp_path, text):
         run_folder.read_record(tmp_path)
 
 
+@pytest.mark.parametrize("changes", [{"seed": 1}, {"loss": "triplet"}], ids=str)
+def test_a_folder_with_another_run_is_refused(uninterrupted, folder, changes):
+    """Finished or begun: its weights would be taken for those that are asked for."""
+    other = replace(RUN, **changes)
+    for place in (uninterrupted, folder):
+        with pytest.raises(ValueError, match=r"holds another run \(puma, curricularface, seed 0"):
+            training.train(other, place)
+
+
+def test_a_whole_record_is_not_removed(uninterrupted, tmp_path, monkeypatch):
+    """One that cannot be read for now, and one of a newer version."""
+    file = tmp_path / "metrics.json"
+    shutil.copy(uninterrupted / "metrics.json", file)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(file), "read_text", mock.Mock(side_effect=PermissionError))
+        with pytest.raises(ValueError, match=r"metrics.json is damaged or missing"):
+            run_folder.is_finished(tmp_path)
+    record = run_folder.read_record(tmp_path)
+    record["run"]["of a newer version"] = 1
+    run_folder.write_record(tmp_path, record)
+    with pytest.raises(ValueError, match="of a newer version"):
+        run_folder.is_finished(tmp_path)
+    assert file.is_file()
+
+
 def test_a_record_that_was_edited_is_refused(uninterrupted, tmp_path):
     text = (uninterrupted / "metrics.json").read_text()
     record = json.loads(text)

@@ -97,9 +97,10 @@ def train(run: Run, folder: Path, position: str = "") -> Path:
     tensors) and, written last, the record `metrics.json`.  If other processes may train the same
     run, lock `run_folder.LOCK` before.  `position`, such as "run 3 of 9", is for the progress bar.
 
-    Raises NonFiniteLoss, ValueError (settings, data or weights that do not fit), OSError (the
-    folder cannot be written).
+    Raises NonFiniteLoss, ValueError (settings, data or weights that do not fit, or another run in
+    the folder), OSError (the folder cannot be written).
     """
+    run_folder.require_same_settings(run, folder)
     if run_folder.is_finished(folder):
         return folder
 

@@ -93,7 +93,8 @@ def is_finished(folder: Path) -> bool:
     """Whether a run has finished here.
 
     A damaged record, such as an empty file after a power loss, is removed with a warning: the run
-    resumes from its checkpoint, or starts again.
+    resumes from its checkpoint, or starts again.  Raises ValueError where the file cannot be read,
+    or is a whole record that this version does not understand.
     """
     file = folder / FINISHED
     if not file.is_file():
@@ -101,10 +102,34 @@ def is_finished(folder: Path) -> bool:
     try:
         read_record(folder)
     except ValueError as error:
+        # It may be whole all the same: unreadable for now, or of a newer version.
+        if isinstance(error.__cause__, OSError) or _has_its_digest(file):
+            raise
         warnings.warn(f"{error}; the record is removed, and the run goes on", stacklevel=3)
         file.unlink(missing_ok=True)
         return False
     return True
+
+
+def _has_its_digest(file: Path) -> bool:
+    """Whether a record is as it was written."""
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        return record.pop("digest") == short_hash(record)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+def require_same_settings(run: Run, folder: Path) -> None:
+    """Raise ValueError if the folder holds another run, finished or not."""
+    try:
+        there = Run.from_dict(json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
+    except (OSError, ValueError):  # nothing was begun here, or its settings are damaged
+        return
+    if there.fingerprint("", "") != run.fingerprint("", ""):
+        what = f"{paths.shown(folder)} holds another run ({there.method.name}, {there.loss}"
+        remedy = "name another folder, or remove this one"
+        raise ValueError(f"{what}, seed {there.seed}, or other settings): {remedy}")
 
 
 def read_record(folder: Path) -> dict[str, Any]:
