@@ -111,7 +111,9 @@ class _Stored:
                 self.unreadable |= json.loads(str(part["unreadable"]))
             lines.append(table.assign(file=str(file), row=np.arange(len(table))))
         empty = pd.DataFrame(columns=[*COLUMNS, "file", "row"])
-        self.files = pd.concat(lines, ignore_index=True) if lines else empty
+        stored = pd.concat(lines, ignore_index=True) if lines else empty
+        # Parts overlap if files came between two calls.
+        self.files = stored.drop_duplicates(list(COLUMNS), ignore_index=True)
 
     def take(self, files: pd.DataFrame) -> Iterator[EmbeddedFiles]:
         """Yield the vectors of files in their present state, part by part."""

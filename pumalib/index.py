@@ -541,5 +541,9 @@ def _model_hash(embedder: Embedder) -> str:
     The folder of the training images does not change it (`config.Run.fingerprint`).
     """
     weights = backbones.state_digest(embedder.model.state_dict())
-    normalisation = [list(embedder.view.mean), list(embedder.view.std)]
-    return embedder.run.fingerprint("", weights, {"normalisation": normalisation})
+    view = embedder.view
+    of_view: dict[str, Any] = {"normalisation": [list(view.mean), list(view.std)]}
+    if view.settings.resize == "timm":
+        # They are the installed timm's.
+        of_view["crop"] = [view.crop_share, view.crop_mode, view.interpolation]
+    return embedder.run.fingerprint("", weights, of_view)

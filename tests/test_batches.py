@@ -154,6 +154,11 @@ IMAGES = {  # name: (image, how it is saved, the RGB of its first pixel)
     "clear.png": (Image.new("RGBA", (6, 5), (0, 0, 0, 0)), {}, WHITE),
     "half.png": (Image.new("LA", (6, 5), (0, 128)), {}, (127, 127, 127)),
     "key.png": (Image.new("RGB", (6, 5), COLOUR), {"transparency": COLOUR}, WHITE),
+    "deep key.png": (
+        Image.fromarray(np.full((5, 6), 51400, np.uint16)),
+        {"transparency": 51400},
+        WHITE,
+    ),
     "clear.gif": (Image.new("P", (6, 5), 0), {"transparency": 0}, WHITE),
     "deep.png": (Image.fromarray(np.full((5, 6), 200 * 257, np.uint16)), {}, (200, 200, 200)),
     "deep.tif": (Image.fromarray(np.full((5, 6), 200 * 257, np.int32)), {}, (200, 200, 200)),

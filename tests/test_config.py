@@ -435,6 +435,8 @@ def test_refusals_name_the_profile_and_the_remedy():
             profile.run("puma", **given)
     with pytest.raises(ValueError, match="profile 'mini': unknown setting 'name'"):
         config.profile("mini", name="x")
+    with pytest.raises(ValueError, match="training and lr are both given; give lr within training"):
+        config.profile("mini", training={"epochs": 2}, lr=0.5)
 
 
 @pytest.mark.parametrize(

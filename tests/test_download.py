@@ -283,6 +283,20 @@ def test_prepared_copies_look_the_same(root, tmp_path):
         data.load(config.Data(prepared=True))
 
 
+@pytest.mark.parametrize("name", ["turned.tif", "turned.png"])
+def test_a_turned_picture_is_turned_once_in_its_copy(name, tmp_path):
+    """Pillow turns a TIFF when it loads it."""
+    picture = np.zeros((400, 600, 3), np.uint8)
+    picture[:100, :100] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(picture).save(tmp_path / name, exif=exif)
+    prepared._copy(tmp_path / name, tmp_path / "copy.jpg")
+    expected = images.decode(tmp_path / name, upright=True)
+    found = images.decode(tmp_path / "copy.jpg", upright=True)
+    assert np.abs(np.asarray(expected.resize(found.size), float) - found).mean() < 2
+
+
 def test_what_was_changed_just_now_is_read_again(root, monkeypatch):
     """Within a tick of the file system another change has the same time."""
     image = root / "cars" / "class 1" / "13.jpg"

@@ -88,11 +88,16 @@ def test_finished_parts_are_kept_where_it_was_stopped(
         embed_parts.update(found, MINI, address)
     parts = list((found.store / "parts").glob("*.npz"))
     assert len(parts) == 3
-    # One has changed since: it alone is not taken from there.
+    # One has changed since and one has come: they alone are not taken from there.
     Image.new("RGB", (60, 50), "red").save(folder / "cups" / "0.png")
+    Image.new("RGB", (60, 50), "blue").save(folder / "a.png")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(index.FolderIndex, "update", stop)
+        embed_parts.update(found, MINI, address)
+    assert len(list((found.store / "parts").glob("*.npz"))) > 3, "parts overlap"
     monkeypatch.setattr(cluster, "run_each", lambda *given, **options: None)
     counts = embed_parts.update(found, MINI, address)
-    assert counts.new == 12 and counts.unreadable == 1
+    assert counts.new == 13 and counts.unreadable == 1
     expected = model.embed([folder / path for path in found.table["path"]])
     np.testing.assert_allclose(found.vectors(), expected, atol=1e-5)
 

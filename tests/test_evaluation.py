@@ -555,6 +555,9 @@ def test_neighbours_of_truth_values_are_refused():
         neighbours(CLUSTERS, table(CLASSES), ASKS, k=1)
     with pytest.raises(ValueError, match="queries name a position more than once"):
         neighbours(CLUSTERS, table(CLASSES), np.asarray(ASKS).astype(int), k=1)
+    for beyond in (-1, len(CLUSTERS)):
+        with pytest.raises(ValueError, match="queries must be positions from 0 to 39"):
+            neighbours(CLUSTERS, table(CLASSES), [beyond], k=1)
 
 
 @pytest.fixture
@@ -657,6 +660,12 @@ def test_bad_vectors_are_named(files):
     (files / "no.npz").write_bytes(b"no numpy")
     with pytest.raises(ValueError, match=r"no\.npz is no file of numpy"):
         evaluate_files(files / "no.npz")
+    whole = (files / "vectors.npz").read_bytes()
+    (files / "cut.npz").write_bytes(whole[:-9])
+    (files / "empty.npy").write_bytes(b"")
+    for name in ("cut.npz", "empty.npy"):
+        with pytest.raises(ValueError, match=f"{name} is no file of numpy"):
+            evaluate_files(files / name)
     np.savez(files / "other.npz", x=angles(0))
     with pytest.raises(ValueError, match=r"other\.npz holds x; expected `vectors`"):
         evaluate_files(files / "other.npz")

@@ -467,6 +467,14 @@ class TestStore:
         places = [FolderIndex(each, folder, store).store for each in (embedder, other)]
         assert places[0] != places[1]
 
+    def test_nor_two_crops_of_timm(self, embedder, folder, store):
+        """Another version of timm may have another crop for a model."""
+        data = dataclasses.replace(RUN.data, resize="timm")
+        one, other = (Embedder(embedder.model, dataclasses.replace(RUN, data=data)) for _ in "ab")
+        other.view = dataclasses.replace(other.view, crop_share=0.5)
+        places = [FolderIndex(each, folder, store).store for each in (one, other)]
+        assert places[0] != places[1]
+
     def test_nor_two_settings_of_the_same_weights(self, embedder, folder, store):
         method = config.method("linear", adapter_scale=0.5)
         other = Embedder(embedder.model, dataclasses.replace(RUN, method=method))

@@ -190,6 +190,17 @@ def test_puma_is_equations_2_to_10_written_out(position):
     torch.testing.assert_close(model(x, gates), expected)
 
 
+def test_without_a_class_token_prompts_have_no_position():
+    """The first position is then the first patch's."""
+    settings = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
+    vit = VisionTransformer(**settings, num_classes=0, class_token=False, global_pool="avg")
+    model = matter(EmbeddingModel(vit, config.method("vpt"), 8))
+    patches = vit.patch_embed(torch.randn(2, 3, 16, 16))
+    given, _ = model.parts[0].tokens(patches, 0, None)
+    with_prompts, _ = model._with_tokens(patches, patches, 0, [0] * len(model.parts), {})
+    torch.testing.assert_close(with_prompts[:, : given.shape[1]], given)
+
+
 def test_lora_is_a_low_rank_change_of_two_products():
     attn = backbones.mini_vit(64).blocks[0].attn
     lora = LowRank(64, 2, targets="qk", scale=3.0)

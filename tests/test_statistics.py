@@ -1,5 +1,6 @@
 """Intervals, paired differences and their p-values against plain loops and on constructed data."""
 
+import warnings
 from itertools import product
 
 import numpy as np
@@ -15,6 +16,7 @@ from pumalib.evaluation import (
     ensemble_spread,
     harmonic_mean,
     harmonic_shares,
+    holm,
     interval,
     pooled_spreads,
     rank_correlation,
@@ -423,6 +425,14 @@ class TestRankCorrelation:
 
     def test_too_few_have_none(self):
         assert np.isnan(rank_correlation([1, 2], [1, 2], ["a", "b"])).all()
+        with warnings.catch_warnings(action="ignore"):
+            assert np.isnan(rank_correlation([1] * 4, [1, 2, 3, 4], list("abcd"))).all()
+
         value, low, high = rank_correlation([1, 2, 3], [1, 2, 3], ["a", "b", "c"])
         assert value == pytest.approx(1)
         assert np.isnan([low, high]).all()
+
+
+def test_what_was_not_tested_stays_so_and_counts():
+    corrected = holm({"none": np.nan, "weak": 0.04, "strong": 0.01})
+    assert corrected == pytest.approx({"strong": 0.03, "weak": 0.08, "none": np.nan}, nan_ok=True)

@@ -83,6 +83,14 @@ def test_similarities_of_tables(tmp_path):
     np.testing.assert_allclose(similarities(str(arrays), NAMES), expected)
 
 
+def test_names_of_classes_are_texts(tmp_path):
+    """Spreadsheets take 001 for a number, pandas NA for nothing."""
+    (tmp_path / "texts.csv").write_text("class_name,text\n001,red bird\nNA,red car\n")
+    (tmp_path / "numbers.csv").write_text("class_name,a,b\n001,1,0\nNA,0,1\n")
+    assert similarities(str(tmp_path / "texts.csv"), ["001", "NA"])[0, 1] > 0
+    assert similarities(str(tmp_path / "numbers.csv"), ["001", "NA"]).tolist() == [[1, 0], [0, 1]]
+
+
 def test_similarities_of_a_text_model(tmp_path):
     models = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     from sentence_transformers import SentenceTransformer
@@ -100,6 +108,8 @@ def test_similarities_of_a_text_model(tmp_path):
         ("none.csv", r"texts = 'none.csv': there is no file .*none.csv"),
         ("bad.npz", "bad.npz is no table of texts or embeddings by class_name"),
         ("few.csv", "few.csv has nothing on 2 of the classes, for instance 'red bird'"),
+        ("twice.csv", "twice.csv is no table .*class 'car' stands twice"),
+        ("empty.csv", "empty.csv is no table .*class 'car' has no text"),
         (
             "no such model",
             r"texts = 'no such model' cannot be used .*known: \"words\", \"characters\", a .csv",
@@ -110,6 +120,8 @@ def test_texts_that_cannot_be_used(source, message, tmp_path, monkeypatch):
     monkeypatch.setattr("pumalib.paths.ROOT", tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "few.csv").write_text("class_name,text\ncar,a car\n")
+    (tmp_path / "twice.csv").write_text("class_name,text\ncar,a car\ncar,cars\n")
+    (tmp_path / "empty.csv").write_text("class_name,text\ncar,\n")
     (tmp_path / "bad.npz").write_bytes(b"damaged")
     with pytest.raises(ValueError, match=message):
         similarities(source, NAMES)

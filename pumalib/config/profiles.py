@@ -226,6 +226,11 @@ def profile(name: str, /, **changes: Any) -> Profile:
     where = f"profile {read.name!r}"
     asked = {key: value for key, value in changes.items() if value is not None}
     require_known(where, asked, overridable())
+    for whole, kind in (("data", Data), ("training", Training)):
+        single = list(only_fields(asked, kind))
+        if whole in asked and single:
+            what = f"{where}: {whole} and {single[0]} are both given"
+            raise ValueError(f"{what}; give {single[0]} within {whole}")
 
     # The data.  A split is of the images of its own root.
     of_data = only_fields(asked, Data)

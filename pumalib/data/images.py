@@ -126,7 +126,12 @@ def _with_8_bits(image: Image.Image) -> Image.Image:
     bits = min(bits for bits in _BITS if grey.max() < 2**bits)
     # 16 bits by 257, as 65535 is 255 x 257.
     scaled = grey.astype(np.int64) * 255 // (2**bits - 1)
-    return Image.fromarray(scaled.astype(np.uint8))
+    shown = Image.fromarray(scaled.astype(np.uint8))
+    transparent = image.info.get("transparency")
+    if transparent is not None:
+        opaque = np.where(grey == transparent, 0, 255).astype(np.uint8)
+        shown.putalpha(Image.fromarray(opaque))
+    return shown
 
 
 # ---- unreadable images

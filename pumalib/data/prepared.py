@@ -109,6 +109,9 @@ def _copy(source: Path, target: Path) -> None:
     orientation = ExifTags.Base.Orientation
     exif = Image.Exif()
     with Image.open(source, formats=FORMATS) as original:
+        if original.format == "TIFF":
+            # Loading turns it, and leaves no orientation.
+            original.load()
         exif[orientation] = original.getexif().get(orientation, 1)
 
     scale = min(1, SIDE / min(image.size))

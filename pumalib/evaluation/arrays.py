@@ -1,5 +1,7 @@
 """Accuracies of embeddings from any model, given as arrays or as two files."""
 
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -209,13 +211,17 @@ def _read_vectors(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
     try:
         # Mapped: a header that claims terabytes is refused before they are allocated.
         content = np.load(file, mmap_mode="r")
-    except ValueError as error:
+        if isinstance(content, np.ndarray):
+            return content, None
+        with content:
+            names = list(content)
+            vectors = content.get("vectors")
+            of_files = content.get("paths")
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{file} is no file of numpy: {error}") from None
-    if isinstance(content, np.ndarray):
-        return content, None
-    if "vectors" not in content:
-        raise ValueError(f"{file} holds {', '.join(content)}; expected `vectors`, and `paths`")
-    return content["vectors"], content.get("paths")
+    if vectors is None:
+        raise ValueError(f"{file} holds {', '.join(names)}; expected `vectors`, and `paths`")
+    return vectors, of_files
 
 
 def _read_labels(file: Path) -> pd.DataFrame:

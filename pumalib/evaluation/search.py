@@ -105,6 +105,8 @@ def neighbours(
         # Usually these are zeros and ones that mean False and True.
         what = "queries name a position more than once"
         raise ValueError(f"{what}; give each once, as np.flatnonzero does")
+    if len(queries) and not 0 <= queries.min() <= queries.max() < len(images):
+        raise ValueError(f"queries must be positions from 0 to {len(images) - 1}")
     dataset = np.full(len(images), "all")
     if within_dataset:
         dataset = images["dataset"].to_numpy()

@@ -459,7 +459,8 @@ def rank_correlation(
     """Spearman's correlation with a 95 % interval, groups drawn with replacement.
 
     Points of one group, as one dataset under two backbones, are drawn together.  The interval is
-    NaN with fewer than four groups, and the correlation with fewer than three points.
+    NaN with fewer than four groups, and the correlation with fewer than three points; both are
+    where `x` or `y` is constant.
     """
     frame = pd.DataFrame({"x": list(x), "y": list(y), "group": list(groups)})
     if len(frame) < 3:
@@ -477,6 +478,8 @@ def rank_correlation(
         # One point alone has no ranks to compare.
         if len(np.unique(points[:, 0])) > 1 and len(np.unique(points[:, 1])) > 1:
             drawn.append(stats.spearmanr(points[:, 0], points[:, 1]).statistic)
+    if not drawn:
+        return value, np.nan, np.nan
     low, high = np.percentile(drawn, [2.5, 97.5])
     return value, float(low), float(high)
 
@@ -494,12 +497,18 @@ def smallest_found(
 
 
 def holm(chances: Mapping[str, float]) -> dict[str, float]:
-    """p-values corrected for multiple testing (Holm, 1979), by name."""
-    names = sorted(chances, key=lambda name: chances[name])
+    """p-values corrected for multiple testing (Holm, 1979), by name.
+
+    NaN, of what could not be tested, stays NaN, and counts among the tests.
+    """
+    names = sorted(chances, key=lambda name: (np.isnan(chances[name]), chances[name]))
     corrected = {}
     highest = 0.0
     for rank, name in enumerate(names):
         scaled = (len(names) - rank) * chances[name]
+        if np.isnan(scaled):
+            corrected[name] = np.nan
+            continue
         highest = max(highest, scaled)
         corrected[name] = min(1.0, highest)
     return corrected

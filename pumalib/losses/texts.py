@@ -127,8 +127,15 @@ def _read(file: Path) -> "pd.DataFrame":
         if file.suffix == ".npz":
             with np.load(file, allow_pickle=False) as arrays:
                 return pd.DataFrame(arrays["vectors"], arrays["names"], dtype=float)
-        table = pd.read_csv(file, index_col="class_name")
+        # Names such as 001 and NA are texts.
+        table = pd.read_csv(file, dtype=str, keep_default_na=False).set_index("class_name")
+        twice = table.index[table.index.duplicated()]
+        if len(twice):
+            raise ValueError(f"class {twice[0]!r} stands twice")
         if "text" in table:
+            without = table.index[table["text"].str.strip() == ""]
+            if len(without):
+                raise ValueError(f"class {without[0]!r} has no text")
             return table
         return table.astype(float)
     except (OSError, ValueError, LookupError) as error:

@@ -194,12 +194,14 @@ class EmbeddingModel(nn.Module):
         pool's weights of its prompts, or None.
         """
         weights = None
+        # Some networks have no class token, or none with a position.
+        has_position = self.backbone.cls_token is not None and not self.backbone.no_embed_class
         start = self.backbone.num_prefix_tokens
         for place, part in enumerate(self.parts):
             given = part.tokens(patches, layer, gates.get(part.gate_name))
             if given is not None:
                 tokens, chosen = given
-                if layer == 0 and part.at_class_position and not self.backbone.no_embed_class:
+                if layer == 0 and part.at_class_position and has_position:
                     tokens = tokens + self.backbone.pos_embed[:, :1]
                 behind = x[:, start + lengths[place] :]
                 x = torch.cat([x[:, :start], tokens.to(x.dtype), behind], 1)
