@@ -11,7 +11,7 @@ FAULTS ?= 1000
 SEED := $(or $(SEED),$(shell date +%s))
 GPU_PYTHON ?= $(BIN)/python
 GPU_DONE = build/gpu-tests $(patsubst %,results/bench/%-cuda.csv,training losses search data decoders small)
-# Before each step of a GPU; where one is lent for minutes: GPU_LIMIT='timeout --signal=INT --kill-after=9 530'.
+# Before each step of a GPU; where one is lent for minutes: GPU_LIMIT='timeout --foreground --signal=INT --kill-after=9 530'.
 GPU_LIMIT ?=
 GPU_RUN = $(strip $(GPU_LIMIT) $(GPU_PYTHON))
 # A step that has succeeded leaves a stamp, and is not taken again.
@@ -36,7 +36,7 @@ IMBALANCE_METHODS = [full, linear, lora, adaptformer, adapter, adapter-stochasti
 # PLAN=--plan trains nothing: it prints the runs that are left, and their hours.
 PLAN ?=
 TRIAL_RUN = $(or $(STEP),$(BIN)/python) -m puma_study run $(PLAN) --profile
-PHOTOS_RUN = $(or $(STEP),$(BIN)/python) -m puma_study run --profile $(PHOTOS)
+PHOTOS_RUN = $(or $(STEP),$(BIN)/python) -m puma_study run $(PLAN) --profile $(PHOTOS)
 
 quickstart: .venv/installed  ## train three models on this machine and compare them with the kept runs
 	$(BIN)/python -m puma_study run 00 --profile quickstart

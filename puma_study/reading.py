@@ -84,10 +84,10 @@ def reading(low: float, high: float, paper: float) -> str:
     is_inside = low - rounding <= paper <= high + rounding
     if not is_clear:
         return UNCERTAIN if is_inside else NO_DIFFERENCE
-    if (low > 0) != (paper >= 0):
-        return OPPOSITE
     if is_inside:
         return AS_PRINTED
+    if (low > 0) != (paper >= 0):
+        return OPPOSITE
     nearest = min(abs(low), abs(high))
     return LARGER if nearest > abs(paper) else SMALLER
 
@@ -259,13 +259,18 @@ def _seeds_needed(claim: Claim, line: pd.Series, runs: Kept, level: float) -> st
     names = [runs.runs(table, row) for row in (line["row"], line["rival"])]
     if not all(names):
         return "more repetitions of the measure; could be had here"
-    fewest = min(len(of_row) for of_row in names)
+    counts = [len(of_row) for of_row in names]
+    effect = abs(line["value"])
+    if not math.isnan(line["apart"]):
+        effect = abs(effect - line["apart"])
     of_classes = line["class_error"] ** 2
     of_seeds = max(line["error"] ** 2 - of_classes, 0.0)
-    for seeds in range(fewest + 1, MOST_SEEDS + 1):
-        error = math.sqrt(of_classes + of_seeds * fewest / seeds)
+    for seeds in range(min(counts) + 1, MOST_SEEDS + 1):
+        # Each row's variance of its mean shrinks with its own seeds; the rows' spreads count alike.
+        left = sum(1 / max(seeds, count) for count in counts) / sum(1 / count for count in counts)
+        error = math.sqrt(of_classes + of_seeds * left)
         found = evaluation.smallest_found(np.array(error), np.array(line["dof"]), level, POWER)
-        if found <= abs(line["value"]):
+        if found <= effect:
             hours = _hours(names, seeds, runs.profile)
             return (
                 f"about {seeds} seeds a row, were the difference as found; "

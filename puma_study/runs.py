@@ -286,7 +286,8 @@ def compare(first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _compared_settings(name: str, profile: str) -> pd.Series:
-    results = [column for column in COLUMNS if column not in ("loss", "seed")] + ["open_loss"]
+    columns = dict.fromkeys([*COLUMNS, *RESULTS])
+    results = [column for column in columns if column not in ("loss", "seed")]
     return list_runs(profile).loc[name].drop(results)
 
 

@@ -153,13 +153,19 @@ class Heads(NamedTuple):
         """All settings that change the numbers of heads, for the name of their cached table."""
         profile = self.profile
         few = profile.name == "smoke"
-        return {
+        about = {
             "data": data.load(profile.data).digest,
             "view": asdict(profile.data),
             "weights": [profile.backbone, profile.pretrained, profile.dim],
             "recipe": [self.steps, self.classes, self.images, self.recipe.lr, few],
             "seeds": list(self.seeds),
         }
+        # The usual settings are left out: so tables from before they counted keep their names.
+        usual = Training()
+        for name in ("new_lr_factor", "weight_decay", "repeat_images"):
+            if getattr(self.recipe, name) != getattr(usual, name):
+                about[name] = getattr(self.recipe, name)
+        return about
 
 
 def heads(profile: Profile, steps: int | None = None) -> Heads:

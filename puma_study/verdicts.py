@@ -222,11 +222,11 @@ def _rests_on(
 
     `pairs` of rows that were compared, of `pairs_needed`; `could_support`, whether they were all,
     on all datasets; `contrasts`, pairs of runs among them that are not the same under another
-    name.  Of `comparisons` (a pair in a column) `on_its_side` are above 0; `side_low` have an
-    interval wholly above 0, `side_high` one not wholly below: so many are on the claim's side at
-    least and at most, each comparison taken at 95 %.  `smallest_found`, in points (measures as they
-    are): the difference that the least precise of them would find with 80 % power at Holm's
-    strictest `level`.
+    name.  Of `comparisons` (a pair in a column) `on_its_side` are above 0, or farther from it than
+    the claim's `apart`; `side_low` are so with their whole interval, `side_high` with a part of it:
+    so many are on the claim's side at least and at most, each comparison taken at 95 %.
+    `smallest_found`, in points (measures as they are): the difference that the least precise of
+    them would find with 80 % power at Holm's strictest `level`.
     """
     found = compared(table)
     is_complete = _pairs(found) >= pairs_needed and not _missing(found) and not rows_missing
@@ -236,15 +236,20 @@ def _rests_on(
             found["error"].to_numpy(), found["dof"].to_numpy(), level, POWER
         )
         smallest_found = round(float(np.max(of_each)), 2)
+    apart = found["apart"].fillna(0)
+    either = found["apart"].notna()
+    is_there = (found["value"] > apart) | (either & (found["value"] < -apart))
+    is_surely = (found["low"] > apart) | (either & (found["high"] < -apart))
+    is_maybe = (found["high"] >= apart) | (either & (found["low"] <= -apart))
     return {
         "pairs": _pairs(found),
         "pairs_needed": pairs_needed,
         "could_support": pairs_needed > 0 and is_complete,
         "contrasts": found["pair"].nunique(),
         "comparisons": len(found),
-        "on_its_side": int((found["value"] > 0).sum()),
-        "side_low": int((found["low"] > 0).sum()),
-        "side_high": int((found["high"] >= 0).sum()),
+        "on_its_side": int(is_there.sum()),
+        "side_low": int(is_surely.sum()),
+        "side_high": int(is_maybe.sum()),
         "smallest_found": smallest_found,
     }
 

@@ -35,7 +35,7 @@ def numbers(seed, rate):
     return {
         "environment": {"device": "cpu"},
         "log": [],
-        "images_per_second": 4.0,
+        "images_per_second": 4.0 + seed,
         "parameters": {"trainable": 1, "total": 2},
         "seconds": 1 / 3,
         "table": scores.table().reset_index(names="dataset").to_dict("records"),

@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pandas as pd
 import pytest
@@ -94,6 +96,30 @@ def test_a_command_that_failed_has_no_stamp(tmp_path, capfd):
     shown = capfd.readouterr().out
     assert shown.count("\nran") == 1
     assert "done before: " in shown
+
+
+ENDS_ITSELF = """
+import pathlib, sys, time
+try:
+    pathlib.Path(sys.argv[1], "begun").touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(1)
+    pathlib.Path(sys.argv[1], "ended").touch()
+    sys.exit(7)
+"""
+
+
+def test_an_interrupted_command_ends_by_itself(tmp_path):
+    """As a training does, which leaves a checkpoint and a message."""
+    command = [sys.executable, "-c", ENDS_ITSELF, str(tmp_path)]
+    once = [sys.executable, str(paths.ROOT / "tools" / "once.py"), str(tmp_path / "stamps")]
+    with subprocess.Popen([*once, *command], process_group=0) as running:
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.05)
+        os.killpg(running.pid, signal.SIGINT)
+        assert running.wait(timeout=30) == 7
+    assert (tmp_path / "ended").exists()
 
 
 # ---- what `--plan` says of the machine

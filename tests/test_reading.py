@@ -26,6 +26,9 @@ __all__ = ["study_of"]  # a fixture
         (-3.0, -1.0, -0.5, "larger than printed"),
         (-3.0, -1.0, -5.0, "smaller than printed"),
         (1.0, 3.0, -2.0, "opposite"),
+        # A print of 0, to its rounding.
+        (-0.3, -0.05, 0.0, "as printed"),
+        (0.05, 0.3, 0.0, "as printed"),
         # No size is printed.
         (1.0, 3.0, math.nan, "as claimed"),
         (-3.0, -1.0, math.nan, "opposite"),
@@ -81,9 +84,18 @@ def test_seeds_that_would_decide_follow_from_the_error(monkeypatch):
     runs = claims.Kept("test", {2: pd.Series({"a": ["1", "2", "3"], "b": ["4", "5", "6"]})})
     claim = claims.read_claims()[0]
     line = {"statement": 0, "row": "a", "rival": "b", "value": 2.0, "error": 1.0, "dof": 1000.0}
+    line["apart"] = math.nan
     of_seeds_alone = pd.Series(line | {"class_error": 0.0})
     # 2 = (1.96 + 0.84) sqrt(3 / seeds), so that 5.9 seeds find it in four of five.
     said = reading._seeds_needed(claim, of_seeds_alone, runs, 0.05)
     assert said.startswith("about 6 seeds a row, were the difference as found; 2 h of")
+    # Farther from 0 than 1 by as much.
+    farther = of_seeds_alone.copy()
+    farther[["value", "apart"]] = [-3.0, 1.0]
+    assert reading._seeds_needed(claim, farther, runs, 0.05) == said
+    # With 5 and 3 seeds the variance is 8/15 of a run's, with 8 and 8 it is 1/4.
+    unlike = claims.Kept("test", {2: pd.Series({"a": list("12345"), "b": list("678")})})
+    said = reading._seeds_needed(claim, of_seeds_alone, unlike, 0.05)
+    assert said.startswith("about 8 seeds a row")
     of_classes = pd.Series(line | {"class_error": 0.99})
     assert "more test classes" in reading._seeds_needed(claim, of_classes, runs, 0.05)

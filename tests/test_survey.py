@@ -32,6 +32,14 @@ def test_the_loss_of_a_row():
         assert isinstance(survey.make(name, 40, 4), losses.Loss)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"new_lr_factor": 1.0}, {"weight_decay": 0.5}, {"repeat_images": False}], ids=str
+)
+def test_a_table_of_heads_is_of_all_settings_that_train_them(changes):
+    usual = survey.heads(config.profile("smoke")).about()
+    assert survey.heads(config.profile("smoke", **changes)).about() != usual
+
+
 def test_heads_are_trained_for_their_steps_and_measured_on_the_same_batches():
     heads = survey.heads(config.profile("smoke"), steps=3)
     assert heads.seeds == list(heads.profile.seeds)

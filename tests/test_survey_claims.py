@@ -380,6 +380,32 @@ def test_sensitive_is_farther_than_so_many_points(values, error, supports, contr
         assert judgement.supports == 1
 
 
+@pytest.mark.parametrize(
+    ("apart", "sides"),
+    [
+        # Intervals of 2 points to each side.  Above 0 are all but -4; wholly 3 and 5.
+        (np.nan, (3, 2, 3)),
+        # Farther than a point, either way, are all but 0.5; wholly 5 and -4.
+        (1.0, (3, 2, 4)),
+    ],
+)
+def test_the_side_of_sensitive_is_on_both_sides(apart, sides):
+    table = compared((0.5, 3.0, 5.0, -4.0), error=1.0, apart=apart).assign(pair="a", missing="")
+    rests = verdicts._rests_on(table, 1, "", 0.05)
+    assert tuple(rests[key] for key in ("on_its_side", "side_low", "side_high")) == sides
+
+
+def test_a_frozen_row_of_other_queries_says_nothing_of_a_collapse(monkeypatch):
+    runs = claims.Kept("test", {2: pd.Series({"a": ["1"], "frozen": ["2"]})})
+    other = "they were tested on other queries"
+
+    def refused(*names):
+        raise NotTestable(other)
+
+    monkeypatch.setattr(claims.Kept, "_difference", refused)
+    assert not runs.ends_below_frozen(2, "a")
+
+
 def test_all_statements_must_hold_each_for_its_share_of_comparisons():
     lines = [
         # Two of three must be above, so that one may fail.

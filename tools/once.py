@@ -7,6 +7,7 @@ import hashlib
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -18,10 +19,12 @@ def run_once(folder: Path, command: list[str]) -> int:
         print(f"done before: {shown}  (to do it again: rm {stamp})")
         return 0
     print(shown, flush=True)
-    try:
-        status = subprocess.run(command, check=False).returncode
-    except KeyboardInterrupt:
-        return 130
+    status = None
+    with subprocess.Popen(command) as process:
+        while status is None:
+            # An interruption reaches the command too, which ends by itself.
+            with suppress(KeyboardInterrupt):
+                status = process.wait()
     if status == 0:
         folder.mkdir(parents=True, exist_ok=True)
         stamp.write_text(f"{shown}\n")

@@ -214,16 +214,11 @@ def misprints(kept: Kept) -> str:
 
 
 def _counts(scorecard: pd.DataFrame) -> dict[str, int]:
-    """How many claims have each verdict, were tested, and could have been supported."""
+    """How many claims have each verdict, and how many could have been supported."""
     here = scorecard["here"]
     counts = {verdict: int((here == verdict).sum()) for verdict in VERDICTS}
     tested = here != "not testable"
-    if "could_support" in scorecard:
-        complete = scorecard["could_support"].astype(bool)
-    else:
-        complete = ~scorecard["why"].str.contains("pairs of rows could be compared")
-    counts["all"] = len(here)
-    counts["tested"] = int(tested.sum())
+    complete = scorecard["could_support"].astype(bool)
     counts["supportable"] = int((tested & complete).sum())
     return counts
 

@@ -224,11 +224,6 @@ class Kept:
             averages = Averages(large=large, without=datasets, shares=SHARES[profile])
         return contrasts.difference(ours[0], theirs[0], profile, averages)
 
-    def last_loss(self, key: str, profile: str) -> float:
-        """A row's training loss of the last epoch, the mean of its seeds."""
-        logs = [store.record(name, profile).log for name in self.names(key, profile)]
-        return float(np.mean([log[-1]["loss"] for log in logs]))
-
     def open_loss(self, key: str, profile: str) -> float:
         """A row's loss on training images as `training.loop.open_loss` has it, mean of its seeds.
 

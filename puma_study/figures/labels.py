@@ -136,12 +136,6 @@ def write_names(axis: Axes, places: Sequence[Place]) -> None:
         )
 
 
-def name_points(axis: Axes, names: Sequence[Name], levels: Sequence[Name] = ()) -> None:
-    """Write the names of points and of levels that have a free place, and leave out the others."""
-    found, _ = places_of(axis, names, levels)
-    write_names(axis, found)
-
-
 def name_clusters(axis: Axes, names: Sequence[Name], clusters: Sequence[np.ndarray]) -> None:
     """Write names onto clusters, each near the middle of its points (n, 2), without overlap.
 

@@ -226,7 +226,7 @@ def pooled_spreads(rows: Mapping[Row, pd.DataFrame], judged: Collection[str]) ->
     Why: in one row of a hundred, three seeds lie by luck within a tenth of their true spread, and
     an interval that relies on them misses the truth too often.  Pooling is the usual error estimate
     of an analysis of variance.  Taking the larger of own and pooled variance was chosen by
-    simulation (tests/simulation.py) over pooling alone and over shrinkage to a prior (Smyth,
+    simulation (tools/simulation.py) over pooling alone and over shrinkage to a prior (Smyth,
     "Linear models and empirical Bayes methods", 2004; robust: Phipson et al., 2016), which miss
     more often if rows differ in spread.
     """
