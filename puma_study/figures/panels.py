@@ -493,7 +493,7 @@ def gains_over_length(table: pd.DataFrame, ours: str, without: str) -> Figure:
         axis.set_xticks(range(len(lengths)), [f"{epochs:g}" for epochs in lengths])
         axis.set(xlim=(-0.5, len(lengths) - 0.5), xlabel="epochs of training")
         axis.grid(axis="x", visible=False)
-    _name_halves(right, ours)
+    _name_halves(left, ours)
     title = f"{shown(ours)} minus each rival over the length of training, with 95% intervals"
     return finish(figure, axes, title)
 
