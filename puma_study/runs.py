@@ -286,9 +286,8 @@ def compare(first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _compared_settings(name: str, profile: str) -> pd.Series:
-    columns = dict.fromkeys([*COLUMNS, *RESULTS])
-    results = [column for column in columns if column not in ("loss", "seed")]
-    return list_runs(profile).loc[name].drop(results)
+    results = {*COLUMNS, *RESULTS} - {"loss", "seed"}
+    return list_runs(profile).loc[name].drop(list(results))
 
 
 def problems(profile: str | None = None) -> Iterator[str]:

@@ -98,7 +98,7 @@ def the_harmonic_difference_rests_on_the_split(runs):
     assert over_all.high < runs.difference("puma", "full", "harmonic").paper
 
 
-@says("README.md", "did slightly better than PUMA on each split, and equalled full fine-tuning")
+@says("README.md", "did slightly better than PUMA on each split, and was level with full")
 def a_plain_adapter_is_better_on_every_split(runs):
     for column in ("unified", "harmonic"):
         assert is_below(runs.over_splits("puma", "static", column))
