@@ -6,12 +6,12 @@ from typing import NamedTuple
 import pandas as pd
 
 from pumalib import losses, models, training
-from pumalib.config import Data, Profile, Run
-from pumalib.data import expected, load, unchanged
+from pumalib.config import Profile, Run
+from pumalib.data import load, unchanged
 from pumalib.training import run_folder
 
 from . import needs, store
-from .rows import Ensemble, seeded_rows
+from .rows import Ensemble, seeded_rows, training_images
 from .runs import list_runs
 
 # The benchmark whose images come decoded.
@@ -111,14 +111,11 @@ def _found(run: Run) -> _Found:
 
     Raises ValueError or OSError if images are missing and their number is not known.
     """
+    images = training_images(run)
     missing_data = ""
     try:
-        images = len(load(run.data, run.seed).train)
+        load(run.data, run.seed)
     except (ValueError, OSError) as error:
-        known = _expected_images(run.data)
-        if known is None:
-            raise
-        images = known
         missing_data = str(error)
     missing_weights = models.backbones.missing_weights(run.backbone, run.pretrained)
 
@@ -133,15 +130,3 @@ def _found(run: Run) -> _Found:
     if run.method.name in UNTRAINED:
         images = 0
     return _Found(name, images * run.training.epochs, missing_data, missing_weights)
-
-
-def _expected_images(settings: Data) -> int | None:
-    """The number of training images if it is known without files (Table 1), else None."""
-    known = expected(settings)
-    if known is None:
-        return None
-    of_train = known[known["split"] == "train"]
-    images = of_train["images"]
-    if settings.shots:
-        images = images.clip(upper=settings.shots * of_train["classes"])
-    return int(images.sum())

@@ -52,12 +52,38 @@ class SeededRow:
         return self.run_names[0]
 
 
-def specific(run: Run) -> Ensemble:
-    """An ensemble of `run`, one member per dataset; images of "paper" need not be there."""
+def specific(run: Run, same_images: bool = False) -> Ensemble:
+    """An ensemble of `run`, one member per dataset; images of "paper" need not be there.
+
+    A member is trained for the epochs of `run`, or with `same_images` for as many as show it as
+    many images as `run` shows of all datasets, rounded to whole epochs.
+    """
     members = []
     for dataset in _datasets(run.data):
-        members.append(replace(run, data=replace(run.data, datasets=(dataset,))))
+        alone = replace(run, data=replace(run.data, datasets=(dataset,)))
+        if same_images:
+            factor = training_images(run) / training_images(alone)
+            alone = replace(alone, training=alone.training.stretched(factor))
+        members.append(alone)
     return tuple(members)
+
+
+def training_images(run: Run) -> int:
+    """The number of training images; of "paper" by Table 1, if its files are not there.
+
+    Raises ValueError or OSError if images are missing and their number is not known.
+    """
+    try:
+        return len(load(run.data, run.seed).train)
+    except (ValueError, OSError):
+        known = expected(run.data)
+        if known is None:
+            raise
+    of_train = known[known["split"] == "train"]
+    images = of_train["images"]
+    if run.data.shots:
+        images = images.clip(upper=run.data.shots * of_train["classes"])
+    return int(images.sum())
 
 
 def _datasets(settings: Data) -> list[str]:

@@ -190,6 +190,7 @@ METHODS = (
     "adapter",
     "linear",
     "adapter-stochastic",
+    "lora-stochastic",
     "adaptformer",
     "prompt-pool",
     "vpt",

@@ -265,6 +265,20 @@ def test_an_ensemble_is_its_members_and_their_mean(both, members):
     assert total["specific"] == 2 * total["Linear"]
 
 
+def test_specific_models_see_as_many_images_as_the_universal_one_where_asked():
+    run = PROFILE.run("linear", training={"epochs": 6, "step_epochs": 2})
+    seen = 6 * study.rows.training_images(run)
+    members = study.specific(run, same_images=True)
+    for member in members:
+        images = study.rows.training_images(member)
+        # Rounded to whole epochs.
+        assert abs(member.training.epochs * images - seen) <= images / 2
+        assert member.training.step_epochs == round(2 * seen / 6 / images)
+        alone = replace(member, training=run.training)
+        assert alone in study.specific(run)
+    assert len(members) == 2
+
+
 def test_an_ensemble_is_no_model_and_may_be_missing(both):
     with pytest.raises(store.NotKept, match="0 of 2 runs and 1 ensembles are not kept"):
         study.run_all({"mean": (ROWS["Linear"], ROWS["PUMA"])}, replace(ONE, train=False))

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -168,16 +168,10 @@ class Profile:
     ) -> Run:
         """The `Run` of `run`, trained for `factor` times as many epochs.
 
-        The schedule of the learning rate is stretched with them; a length that is not a whole
-        number of epochs is rounded, to one at least.  `training` and `settings` are those of `run`.
+        As `Training.stretched` does; `training` and `settings` are those of `run`.
         """
         usual = self.run(name, training=training, **settings)
-        if factor == 1:
-            return usual
-        stretched = dict(training or {})
-        for key in ("epochs", "step_epochs"):
-            stretched[key] = max(1, round(factor * getattr(usual.training, key)))
-        return self.run(name, training=stretched, **settings)
+        return replace(usual, training=usual.training.stretched(factor))
 
     def _scaled(self, chosen: Method, settings: Mapping[str, Any]) -> Method:
         """A method scaled to the backbone and its images, with the settings of its recipe.

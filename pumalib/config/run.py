@@ -7,7 +7,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, field, fields, is_dataclass
+from dataclasses import asdict, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
@@ -152,6 +152,12 @@ class Training:
                 "set score_epochs = 1, or patience = 0"
             )
         return self
+
+    def stretched(self, factor: float) -> Self:
+        """The recipe for `factor` times as many epochs, with its schedule; rounded, at least 1."""
+        epochs = max(1, round(factor * self.epochs))
+        step_epochs = max(1, round(factor * self.step_epochs))
+        return replace(self, epochs=epochs, step_epochs=step_epochs)
 
 
 NOT_IN_FINGERPRINT = ("micro_batch", "workers", "device", "checkpoint_seconds", "recompute")
