@@ -500,9 +500,11 @@ def gains_over_length(table: pd.DataFrame, ours: str, without: str) -> Figure:
 
 def _name_halves(axis: Axes, ours: str) -> None:
     """Write who is higher above and below zero, both of which the scale shows."""
+    # The words stand above and below all bars.
+    axis.margins(y=0.12)
     low, high = axis.get_ylim()
-    room = 0.15 * (high - low)
-    axis.set_ylim(min(low, -room), max(high, room))
+    least = 0.15 * (high - low)
+    axis.set_ylim(min(low, -least), max(high, least))
     texts = [(f"{shown(ours)} higher", 1.0, "top"), ("rival higher", 0.0, "bottom")]
     for text, y, side in texts:
         axis.annotate(
