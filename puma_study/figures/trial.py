@@ -41,7 +41,7 @@ def tuning_curves(tuned: pd.DataFrame, frozen: float, epochs: int) -> Figure:
     """
     drawn = tuned.assign(percent=100 * tuned["harmonic"])
     rows = list(drawn["row"].unique())
-    columns = min(5, len(rows))
+    columns = min(4, len(rows))
     lines = -(-len(rows) // columns)
     figure, axes = empty_panels(lines, columns, PAGE_WIDTH, 3, extra=0.7)
 
