@@ -144,11 +144,11 @@ def prompts_beside_the_adapter_make_no_clear_difference(runs):
         assert is_unclear(runs.difference(*at_32, column))
 
 
-@says("docs/results.md", "with an interval that ends at 0.")
-def at_32_epochs_the_harmonic_interval_ends_at_0(runs):
+@says("docs/results.md", "but only just: the interval ends at -0.1,")
+def at_32_epochs_the_harmonic_interval_nearly_contains_0(runs):
     pair = ("training_length/puma x 4", "training_length/full x 4")
     difference = runs.difference(*pair, "harmonic")
-    assert is_between(-1.5, -0.5, difference) and difference.high == 0
+    assert is_between(-1.5, -0.5, difference) and difference.high == -0.1
 
 
 @says("docs/results.md", "LoRA is level with PUMA at both lengths, and below full fine-tuning.")
@@ -367,13 +367,32 @@ def a_plain_adapter_is_slightly_better(runs):
         assert is_above(difference) and is_between(0, 2, difference)
 
 
-@says("docs/results.md", "they lose two to three points in the harmonic mean, all of it on cars")
+@says(
+    "docs/results.md", "two to three points in the harmonic mean and LoRA about four, all of it on"
+)
 def chance_costs_on_cars(runs):
-    harmonic = runs.difference("stochastic", "static", "harmonic")
-    assert is_below(harmonic) and is_between(-3.4, -1.5, harmonic)
-    assert is_below(runs.difference("stochastic", "static", "cars_196"))
+    pairs = {("stochastic", "static"): (-3.4, -1.5), ("stochastic-lora", "lora"): (-4.5, -3.5)}
+    for pair, (low, high) in pairs.items():
+        harmonic = runs.difference(*pair, "harmonic")
+        assert is_below(harmonic) and is_between(low, high, harmonic)
+        assert is_below(runs.difference(*pair, "cars_196"))
+        assert not is_below(runs.difference(*pair, NO_CARS))
+        assert is_unclear(runs.difference(*pair))
+
+
+@says("docs/results.md", "without cars LoRA gains about a point.")
+def without_cars_lora_gains_by_chance(runs):
+    gain = runs.difference("stochastic-lora", "lora", NO_CARS)
+    assert is_above(gain) and is_between(0.5, 1.5, gain)
     assert is_unclear(runs.difference("stochastic", "static", NO_CARS))
-    assert is_unclear(runs.difference("stochastic", "static"))
+
+
+@says("docs/results.md", "Stochastic LoRA is about a point below PUMA in the harmonic mean, and")
+def stochastic_lora_is_below_puma(runs):
+    harmonic = runs.difference("puma", "stochastic-lora", "harmonic")
+    assert is_above(harmonic) and is_between(0.5, 1.5, harmonic)
+    for column in ("unified", NO_CARS):
+        assert is_unclear(runs.difference("puma", "stochastic-lora", column))
 
 
 @says("docs/results.md", "PUMA is above the stochastic adapter in the harmonic mean, and below it")
@@ -382,7 +401,9 @@ def both_parts_turn_with_cars(runs):
     assert is_below(runs.difference("puma", "stochastic", NO_CARS))
 
 
-@says("docs/results.md", "they lose about a point in the harmonic mean against adapters that are")
+@says(
+    "docs/results.md", "With chance in one half of the training adapters still lose about a point"
+)
 def chance_in_half_of_the_training_costs_a_point(runs):
     for half in ("early", "late"):
         pair = (f"gate_schedules/{half} x 1", "gate_schedules/always on x 1")
@@ -509,12 +530,11 @@ def one_claim_is_supported(runs):
     assert list(here[here == "supported"].index) == ["adapter-over-prompt"]
 
 
-@says(
-    "docs/results.md", "Contradicted are that PUMA is above every fully tuned model, and that the"
-)
-def two_claims_are_contradicted(runs):
+@says("docs/results.md", "on every dataset, and that chance helps LoRA. The second fails")
+def three_claims_are_contradicted(runs):
     here = runs.verdicts()
-    assert set(here[here == "contradicted"].index) == {"beats-universal", "stochastic-adapter"}
+    contradicted = {"beats-universal", "stochastic-adapter", "stochastic-lora"}
+    assert set(here[here == "contradicted"].index) == contradicted
 
 
 # ---- the tests

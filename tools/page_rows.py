@@ -80,6 +80,7 @@ RIVALS = {
         "stochastic",
         "adaptformer",
         "static",
+        "stochastic-lora",
         "lora",
         "full",
         "full-3e-5",
