@@ -30,8 +30,8 @@ LAST_TUNED = mlp3
 LONGER_METHODS = [puma, full, lora, adapter, adapter-stochastic, linear]
 LONGER = {puma: {lr: 3.0e-4, adapter_scale: 0.1}, full: {lr: 3.0e-5, new_lr_factor: 10}, lora: {lr: 3.0e-5, lora_scale: 1}, adapter: {lr: 1.0e-4, adapter_scale: 0.1}, adapter-stochastic: {lr: 3.0e-4, adapter_scale: 0.1}, linear: {lr: 1.0e-4, loss_lr_factor: 1000}}
 SPLIT_METHODS = [puma, full, lora, adapter, adapter-stochastic]
-# The methods that get a model of each dataset, and those of them whose models see as many images as the universal one:
-# to be chosen by the harmonic mean of two runs of 08 on held-out classes (none has been run; the third writes over them).
+# The methods that get a model of each dataset, and those of them whose models see as many images as the universal one.
+# The first two runs of 08, on held-out classes, choose these by the harmonic mean; they are not run yet.
 SPECIFIC = [CurricularFace, PUMA]
 SAME_IMAGES = []
 MORE_SEEDS = [0, 1, 2, 3, 4, 5]

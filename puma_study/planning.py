@@ -11,7 +11,7 @@ from pumalib.data import load, unchanged
 from pumalib.training import run_folder
 
 from . import needs, store
-from .rows import Ensemble, seeded_rows, training_images
+from .rows import Ensemble, expected_images, seeded_rows
 from .runs import list_runs
 
 # The benchmark whose images come decoded.
@@ -111,11 +111,14 @@ def _found(run: Run) -> _Found:
 
     Raises ValueError or OSError if images are missing and their number is not known.
     """
-    images = training_images(run)
     missing_data = ""
     try:
-        load(run.data, run.seed)
+        images = len(load(run.data, run.seed).train)
     except (ValueError, OSError) as error:
+        known = expected_images(run.data)
+        if known is None:
+            raise
+        images = known
         missing_data = str(error)
     missing_weights = models.backbones.missing_weights(run.backbone, run.pretrained)
 

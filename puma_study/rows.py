@@ -60,12 +60,15 @@ def specific(run: Run, same_images: bool = False) -> Ensemble:
     """
     members = []
     for dataset in _datasets(run.data):
-        alone = replace(run, data=replace(run.data, datasets=(dataset,)))
-        if same_images:
-            factor = training_images(run) / training_images(alone)
-            alone = replace(alone, training=alone.training.stretched(factor))
-        members.append(alone)
-    return tuple(members)
+        members.append(replace(run, data=replace(run.data, datasets=(dataset,))))
+    if not same_images:
+        return tuple(members)
+    of_all = training_images(run)
+    longer = []
+    for member in members:
+        factor = of_all / training_images(member)
+        longer.append(replace(member, training=member.training.stretched(factor)))
+    return tuple(longer)
 
 
 def training_images(run: Run) -> int:
@@ -76,13 +79,21 @@ def training_images(run: Run) -> int:
     try:
         return len(load(run.data, run.seed).train)
     except (ValueError, OSError):
-        known = expected(run.data)
+        known = expected_images(run.data)
         if known is None:
             raise
+        return known
+
+
+def expected_images(settings: Data) -> int | None:
+    """The number of training images if it is known without files (Table 1), else None."""
+    known = expected(settings)
+    if known is None:
+        return None
     of_train = known[known["split"] == "train"]
     images = of_train["images"]
-    if run.data.shots:
-        images = images.clip(upper=run.data.shots * of_train["classes"])
+    if settings.shots:
+        images = images.clip(upper=settings.shots * of_train["classes"])
     return int(images.sum())
 
 
