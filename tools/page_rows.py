@@ -67,6 +67,9 @@ ROWS["full-3e-5"] = Row(
         "full-curricularface-3355727c",
         "full-curricularface-3848302e",
         "full-curricularface-68ffdecb",
+        "full-curricularface-2c15940d",
+        "full-curricularface-274ed80a",
+        "full-curricularface-18d422f1",
     ),
 )
 
