@@ -145,7 +145,7 @@ def prompts_beside_the_adapter_make_no_clear_difference(runs):
 
 
 @says("docs/results.md", "the interval ended at 0, at -0.1, and at 0 again.")
-def at_32_epochs_the_harmonic_interval_nearly_contains_0(runs):
+def at_32_epochs_the_harmonic_interval_ends_at_0(runs):
     pair = ("training_length/puma x 4", "training_length/full x 4")
     difference = runs.difference(*pair, "harmonic")
     assert is_between(-1.5, -0.5, difference) and difference.high == 0
@@ -473,7 +473,7 @@ def few_images_do_not_favour_puma(runs):
 
 
 @says("docs/results.md", "at sixteen it is four to five points below it.")
-def from_sixteen_images_full_is_ahead(runs):
+def at_sixteen_images_full_is_ahead(runs):
     for column in ("unified", "harmonic"):
         lead = runs.difference("few_shot/PUMA 16", "few_shot/full 16", column)
         assert is_below(lead) and is_between(-5, -4, lead)
