@@ -23,16 +23,21 @@ WITHOUT = "harmonic without "
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a page: its name, its runs, and its row in a table of the paper.
+    """A row of a page: its name, its row in results/<profile>/<file>.csv, and that in print.
 
-    Its runs are those of `row` in results/<profile>/<file>.csv, or are named here, in `runs`.
+    `table` is the paper's table that prints it, under `printed` if that is another name than `row`.
     """
 
     name: str
-    file: str = ""
-    row: str = ""
+    file: str
+    row: str
     table: int | None = None
-    runs: tuple[str, ...] = ()
+    printed: str = ""
+
+    @property
+    def in_print(self) -> str:
+        """The name of the row in the paper's table."""
+        return self.printed or self.row
 
 
 # The rows that pages speak of by a short name, each a row of results/<profile>/<file>.csv.  The
@@ -61,16 +66,10 @@ ROWS = {key: Row(name, "adaptation_methods", row, table) for key, name, row, tab
 ROWS |= {key: Row(name, "main_results", row, table) for key, name, row, table in _MODELS}
 ROWS["full-3e-5"] = Row(
     "Full fine-tuning, rate 3e-5",
-    row="universal CurricularFace",
+    "training_length",
+    "full x 1",
     table=2,
-    runs=(
-        "full-curricularface-3355727c",
-        "full-curricularface-3848302e",
-        "full-curricularface-68ffdecb",
-        "full-curricularface-2c15940d",
-        "full-curricularface-274ed80a",
-        "full-curricularface-18d422f1",
-    ),
+    printed="universal CurricularFace",
 )
 
 # What PUMA is drawn against in the figure of README.md, by profile.
@@ -151,8 +150,6 @@ class Kept:
     def names(self, key: str, profile: str) -> list[str]:
         """The names of a row's runs; ValueError where no run is kept."""
         row = self.row(key)
-        if row.runs:
-            return list(row.runs)
         known = self.rows_of(profile, row.file)
         if row.row not in known:
             raise ValueError(f"results/{profile}/{row.file}.csv has no row {row.row!r}")
@@ -242,7 +239,7 @@ class Kept:
         row = self.row(key)
         if row.table is None:
             return np.nan
-        return printed.value(row.table, row.row, column)
+        return printed.value(row.table, row.in_print, column)
 
     def recomputed(self, key: str) -> float:
         """The harmonic mean of the printed columns, where the printed one is another; else NaN."""
@@ -251,9 +248,9 @@ class Kept:
             return np.nan
         wrong = printed.inconsistent(row.table)
         wrong = wrong[wrong["column"] == "harmonic"]
-        if row.row not in wrong.index:
+        if row.in_print not in wrong.index:
             return np.nan
-        return float(wrong.at[row.row, "recomputed"])
+        return float(wrong.at[row.in_print, "recomputed"])
 
     def table(self, file: str, profile: str) -> pd.DataFrame:
         """A table that a notebook wrote; ValueError if it is not kept."""
