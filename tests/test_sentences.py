@@ -144,11 +144,11 @@ def prompts_beside_the_adapter_make_no_clear_difference(runs):
         assert is_unclear(runs.difference(*at_32, column))
 
 
-@says("docs/results.md", "the interval ended at 0, at -0.1, and at 0 again.")
-def at_32_epochs_the_harmonic_interval_ends_at_0(runs):
+@says("docs/results.md", "and the interval ends near 0, just where depends on which rows share")
+def at_32_epochs_the_harmonic_interval_ends_near_0(runs):
     pair = ("training_length/puma x 4", "training_length/full x 4")
     difference = runs.difference(*pair, "harmonic")
-    assert is_between(-1.5, -0.5, difference) and difference.high == 0
+    assert is_between(-1.5, -0.5, difference) and -0.1 <= difference.high <= 0.1
 
 
 @says("docs/results.md", "LoRA is level with PUMA at both lengths, and below full fine-tuning.")
@@ -215,13 +215,14 @@ def the_printed_effect_is_excluded(runs):
         assert difference.high < difference.paper
 
 
-@says("docs/results.md", "In the harmonic mean PUMA is three points below; without cars")
+@says("docs/results.md", "three points below in the harmonic mean and half a point in unified")
 def at_the_common_rate_it_is_cars(runs):
     assert is_between(-3.9, -2.5, runs.difference("puma", "full", "harmonic"))
     assert is_below(runs.difference("puma", "full", "harmonic"))
     without_cars = runs.difference("puma", "full", NO_CARS)
     assert is_above(without_cars) and without_cars.points < 1
-    assert is_unclear(runs.difference("puma", "full"))
+    unified = runs.difference("puma", "full")
+    assert is_below(unified) and is_between(-0.8, -0.3, unified)
     assert is_between(-9, -5, runs.difference("puma", "full", "cars_196"))
 
 
@@ -254,11 +255,11 @@ def evaluation_datasets(runs):
     return [name for name in columns if name not in evaluation.OVERALL]
 
 
-@says("docs/results.md", "-2.6 [-3.4, -1.8] at 1e-4 and -1.5 [-2.1, -0.8] at 3e-5")
+@says("docs/results.md", "-2.6 [-3.3, -1.8] at 1e-4 and -1.5 [-2.1, -0.8] at 3e-5")
 def puma_is_below_by_the_shares_of_the_paper(runs):
     common = runs.difference("puma", "full", "weighted unified")
     longer = runs.difference("puma", "full-3e-5", "weighted unified")
-    assert [common.text, longer.text] == ["-2.6 [-3.4, -1.8]", "-1.5 [-2.1, -0.8]"]
+    assert [common.text, longer.text] == ["-2.6 [-3.3, -1.8]", "-1.5 [-2.1, -0.8]"]
 
 
 # ---- PUMA and the light methods
@@ -302,9 +303,12 @@ def puma_is_not_above_lora(runs):
     assert runs.verdicts()["lora"] == "contradicted"
 
 
-@says("docs/results.md", "Against AdaptFormer there is no clear difference in any average.")
-def adaptformer_is_level(runs):
-    for column in AVERAGES:
+@says("docs/results.md", "PUMA is about a point below AdaptFormer in the harmonic mean, through")
+def puma_is_below_adaptformer_through_cars(runs):
+    harmonic = runs.difference("puma", "adaptformer", "harmonic")
+    assert is_below(harmonic) and is_between(-1.5, -0.5, harmonic)
+    assert is_below(runs.difference("puma", "adaptformer", "cars_196"))
+    for column in ("unified", NO_CARS):
         assert is_unclear(runs.difference("puma", "adaptformer", column))
 
 
@@ -538,10 +542,10 @@ def one_claim_is_supported(runs):
     assert list(here[here == "supported"].index) == ["adapter-over-prompt"]
 
 
-@says("docs/results.md", "Six claims are contradicted: that PUMA is above every fully tuned")
-def six_claims_are_contradicted(runs):
+@says("docs/results.md", "Seven claims are contradicted: that PUMA is above every fully tuned")
+def seven_claims_are_contradicted(runs):
     here = runs.verdicts()
-    of_puma = {"beats-universal", "beats-efficient", "lora", "few-shot-full"}
+    of_puma = {"beats-universal", "beats-efficient", "lora", "few-shot-full", "other-metrics"}
     of_chance = {"stochastic-adapter", "stochastic-lora"}
     assert set(here[here == "contradicted"].index) == of_puma | of_chance
 
