@@ -446,7 +446,7 @@ def gains(differences: pd.DataFrame, title: str = "") -> Figure:
             axis.plot(part["paper"], part["y"], "D", label="printed in the paper", **hollow)
         axis.axvline(0, color=GREY, linewidth=1)
         axis.set(xlabel="difference of R@1 (points)", title=panel, ylim=(0.4 - len(lines), 0.6))
-        axis.locator_params(axis="x", nbins=6)
+        axis.locator_params(axis="x", nbins=min(6, 18 // len(panels)))
         _name_lines_of_groups(axis, lines, named=axis is axes[0, 0])
         drawn.append(axis)
     one_scale(drawn, "x")
