@@ -495,7 +495,8 @@ def under_the_balanced_list(runs, column):
     """PUMA minus full fine-tuning, as notebook 28 kept it."""
     table = runs.kept.table("imbalance", TRIAL)
     is_pair = table["pair"] == "PUMA minus Full fine-tuning"
-    return table[is_pair & (table["dataset"] == column)].set_index("under").loc["balanced"]
+    mine = table[is_pair & (table["dataset"] == column)]
+    return mine.set_index("under").loc["balanced"]
 
 
 @says("docs/results.md", "are then one to two points above full fine-tuning in unified accuracy")
