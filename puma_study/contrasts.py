@@ -231,23 +231,30 @@ def _of_terms(
     units: Units,
 ) -> pd.DataFrame:
     """`evaluation.contrast` with the number of seeds; `runs` has a run of each term."""
-    _require_same_queries(terms, [name for name, _ in runs])
+    _require_same_queries(terms, runs)
     table = evaluation.contrast(terms, units(*runs[0]), averages)
     return table.assign(seeds=min(len(term.hits) for term in terms))
 
 
-def _require_same_queries(terms: Sequence[evaluation.Term], names: Sequence[str]) -> None:
-    """Raise NotTestable unless all hits are of the same queries; `names` has a run of each term."""
-    expected: dict[str, int] = {}
-    for term, name in zip(terms, names, strict=True):
+def _require_same_queries(
+    terms: Sequence[evaluation.Term], runs: Sequence[tuple[str, str | Path]]
+) -> None:
+    """Raise NotTestable unless all terms have as many queries, in classes of the same sizes.
+
+    `runs` has a run of each term.  Other images of as many classes, all as large, are not noticed.
+    """
+    expected = store.classes(*runs[0])
+    counts = {dataset: len(queries) for dataset, queries in expected.items()}
+    for term, (name, profile) in zip(terms, runs, strict=True):
+        classes = store.classes(name, profile)
+        is_same = all(np.array_equal(classes.get(key), expected[key]) for key in expected)
         for hits in term.hits.values():
-            counts = {dataset: len(queries) for dataset, queries in hits.items()}
-            expected = expected or counts
-            if counts != expected:
-                raise NotTestable(
-                    f"{names[0]} and {name} were tested on other queries: "
-                    "`runs list` shows their data"
-                )
+            is_same &= counts == {dataset: len(queries) for dataset, queries in hits.items()}
+        if not is_same:
+            raise NotTestable(
+                f"{runs[0][0]} and {name} were tested on other queries: "
+                "`runs list` shows their data"
+            )
 
 
 # ---- rows by their settings, of any profile

@@ -175,14 +175,22 @@ def _require_known_losses(profile: Profile) -> None:
 def _require_own_records(
     runs: Mapping[str, Run], done: Mapping[str, FinishedRun], profile: str
 ) -> None:
-    """Raise ValueError if a record in `done` has other settings than the run of its name."""
+    """Raise ValueError if a record in `done` is of other settings or images than its run.
+
+    The name of a run of a few images a class is by the images of seed 0, so theirs are compared.
+    """
     for name, run in runs.items():
         if name not in done:
             continue
+        problem = ""
         if done[name].settings.fingerprint("", "") != run.fingerprint("", ""):
+            problem = "has the settings of another run"
+        elif run.data.shots and done[name].environment.data != load(run.data, run.seed).digest:
+            problem = "was trained on other images"
+        if problem:
             removed = store.HOW_TO_REMOVE.format(name=name)
             raise ValueError(
-                f"what is kept in profile {profile} as {name} has the settings of another run: "
+                f"what is kept in profile {profile} as {name} {problem}: "
                 f"{removed}, and it is trained again"
             )
 

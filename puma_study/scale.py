@@ -113,7 +113,7 @@ def extended(counts: Sequence[float], values: Sequence[float], count: float) -> 
 def share_of_pairs(loss: Loss, x: Tensor, labels: Tensor) -> float:
     """The share of a batch's N (N - 1) pairs of images whose cosine has a gradient.
 
-    For a loss over pairs; NaN for one that compares images with proxies.
+    For a loss over pairs of cosines; NaN for one without pairs, such as those with proxies.
     """
     pairs = getattr(loss, "pairs", None)
     if pairs is None:

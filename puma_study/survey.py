@@ -89,6 +89,7 @@ def frozen_features(
         profile.dim,
         pretrained=profile.pretrained,
         image_size=profile.data.image_size,
+        pooling=profile.pooling,
         normalise=normalise,
     )
     return embedder.embed_rows(frozen, data.load(profile.data), images, profile.data)
@@ -127,7 +128,12 @@ class Heads(NamedTuple):
     def train(
         self, loss: Loss, head: nn.Linear, features: Tensor, labels: Tensor, seed: int
     ) -> Iterator[int]:
-        """Train `head`; gives the number of each step before it, and in the end `steps`."""
+        """Train `head`; gives the number of each step before it, and in the end `steps`.
+
+        Raises ValueError for a loss with parameters, such as proxies: they would not be trained.
+        """
+        if list(loss.parameters()):
+            raise ValueError("a loss with parameters is not trained here: give a loss of pairs")
         rate = self.recipe.lr * self.recipe.new_lr_factor
         decay = self.recipe.weight_decay
         optimizer = torch.optim.AdamW(head.parameters(), lr=rate, weight_decay=decay)

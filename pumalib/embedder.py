@@ -161,9 +161,10 @@ def embed_with_prompt_weights(
     with torch.inference_mode(), true_float32():
         for images, _ in batches.batches(plan):
             embedded, chosen = model(images, prompt_weights=True)
-            embeddings.append(embedded)
+            # Copies: a network replayed as CUDA graphs writes its next outputs over these.
+            embeddings.append(embedded.clone())
             if chosen is not None:
-                weights.append(chosen)
+                weights.append(chosen.clone())
     if not weights:
         return _joined(embeddings), None
     return _joined(embeddings), _joined(weights)

@@ -51,6 +51,21 @@ def test_rank_scale_changes_ranks_and_nothing_else():
     assert profile.run("puma", adapter_rank=7).method.adapter_rank == 7
 
 
+def test_a_method_given_whole_keeps_its_own_lengths():
+    profile = replace(config.profile("paper"), rank_scale=0.5, prompt_scale=0.25)
+    scaled = profile.run("puma").method
+    assert (scaled.adapter_rank, scaled.prompt_length) == (64, 2)
+    assert profile.run(scaled).method == scaled
+    own = config.method("puma", adapter_rank=4, prompt_length=1)
+    assert profile.run(own).method == own
+
+
+def test_what_a_method_has_never_vanishes_by_scaling():
+    tiny = replace(config.profile("paper"), rank_scale=0.001, prompt_scale=0.001)
+    method = tiny.run("puma+lora").method
+    assert (method.adapter_rank, method.lora_rank, method.prompt_length) == (1, 1, 1)
+
+
 BAD = [
     ({"epoch": 3}, "unknown setting 'epoch'"),
     ({"training": {"epoch": 3}}, "unknown setting 'epoch'; did you mean 'epochs'"),

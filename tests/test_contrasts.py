@@ -339,6 +339,18 @@ def test_groups_are_drawn_with_all_their_classes(loaded):
     assert by_group["error"] == pytest.approx(0.5 / np.sqrt(10), rel=0.1)
 
 
+def test_as_many_queries_in_classes_of_other_sizes_are_not_compared():
+    ours = keep_row("ours", [0])
+    content = store.record(ours[0], "test").content()
+    first = {name: np.arange(count * PER_CLASS) % PER_CLASS == 0 for name, count in CLASSES.items()}
+    first["cars_196"][1] = True
+    first["unified"] = np.concatenate(list(first.values()))
+    packed = {name: evaluation.pack(flags) for name, flags in first.items()}
+    theirs = [add({**content, "name": "theirs-0", "classes": packed}, "test")]
+    with pytest.raises(contrasts.NotTestable, match="ours-0 and theirs-0 were tested on other"):
+        contrasts.difference(ours, theirs, "test")
+
+
 def test_other_images_than_those_kept_are_refused(loaded):
     (name,) = keep_row("ours", [0])
     loaded.test = loaded.test[1:]

@@ -324,6 +324,14 @@ def test_bootstrap_of_a_tiny_case():
     assert result.loc["a", ["R@1_low", "R@1", "R@1_high"]].tolist() == [0.25, 0.75, 1.0]
 
 
+def test_intervals_are_the_same_in_any_order_of_the_datasets_rows():
+    embeddings, images = random_case(n=200, datasets=("a", "b"))
+    by_dataset = np.argsort(pd.factorize(images["dataset"])[0], kind="stable")
+    mixed = evaluate(embeddings, images, bootstrap=100)
+    grouped = evaluate(embeddings[by_dataset], images.iloc[by_dataset], bootstrap=100)
+    pd.testing.assert_frame_equal(mixed, grouped)
+
+
 def test_neighbours_within_and_across_datasets():
     images = table(
         [0, 0, 0, 1], dataset=["a", "b", "a", "b"], split=["query", "test", "gallery", "test"]
@@ -491,6 +499,10 @@ def test_zeros_and_ones_are_truth_values_and_no_row_numbers(given):
     if len(given) == 40:
         rest = 1 - np.asarray(given, dtype=int)
         assert from_arrays(CLUSTERS, CLASSES, queries=given, gallery=rest).loc["all"].equals(row)
+
+
+def test_of_two_rows_zero_and_one_are_the_numbers():
+    assert from_arrays(angles(0, 1), [0, 0], queries=[0, 1]).at["all", "queries"] == 2
 
 
 @pytest.mark.parametrize("missing", [float("nan"), None, pd.NA, pd.NaT], ids=str)

@@ -14,7 +14,7 @@ from scipy import stats
 
 from puma_study import figures, printed, store
 from pumalib import evaluation, paths
-from tools.page_rows import Difference, Kept
+from tools.page_rows import SHARES, Difference, Kept
 
 RESULTS = paths.ROOT / "results"
 TRIAL = "photos-8"
@@ -388,6 +388,44 @@ def a_plain_adapter_is_slightly_better(runs):
     for column in ("unified", "harmonic"):
         difference = runs.difference("static", "puma", column)
         assert is_above(difference) and is_between(0, 2, difference)
+
+
+@says("docs/results.md", "**Both lose ten to twelve points on cars**")
+def one_model_for_all_loses_on_cars_and_gains_elsewhere(runs):
+    for name in ("CurricularFace", "PUMA"):
+        pair = (f"specific_vs_universal/universal {name}", f"specific_vs_universal/specific {name}")
+        on_cars = runs.difference(*pair, "cars_196")
+        assert is_below(on_cars) and is_between(-12.5, -9.5, on_cars)
+        assert is_above(runs.difference(*pair, NO_CARS))
+
+
+@says("docs/results.md", "PUMA clearly on five datasets, full fine-tuning on birds and flowers.")
+def where_one_model_for_all_gains(runs):
+    for name, count in (("CurricularFace", 2), ("PUMA", 5)):
+        pair = (f"specific_vs_universal/universal {name}", f"specific_vs_universal/specific {name}")
+        gains = [one for one, _ in SHARES[TRIAL] if is_above(runs.difference(*pair, one))]
+        assert len(gains) == count
+
+
+@says("docs/results.md", "for PUMA gain and loss cancel there.")
+def for_puma_gain_and_loss_cancel(runs):
+    pair = ("specific_vs_universal/universal PUMA", "specific_vs_universal/specific PUMA")
+    assert is_unclear(runs.difference(*pair, "harmonic"))
+    full = (
+        "specific_vs_universal/universal CurricularFace",
+        "specific_vs_universal/specific CurricularFace",
+    )
+    assert is_below(runs.difference(*full, "harmonic"))
+    assert runs.difference(*pair, NO_CARS).points > runs.difference(*full, NO_CARS).points
+
+
+@says("docs/results.md", "on five datasets they end below the frozen backbone.")
+def models_of_one_dataset_are_weak_rivals_by_puma(runs):
+    row = "specific_vs_universal/specific PUMA"
+    below = [
+        name for name, _ in SHARES[TRIAL] if runs.level(row, name) < runs.level("frozen", name)
+    ]
+    assert len(below) == 5
 
 
 @says(

@@ -15,13 +15,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from kept_runs import add_failed
+from kept_runs import add, add_failed
 
 import puma_study as study
 from puma_study import analysis, figures, needs, runs, store
 from puma_study import results as kept_results
 from pumalib import config, data, evaluation, paths, training
-from pumalib.training import run_folder
+from pumalib.training import loop, run_folder
 
 PROFILE = config.Profile(
     "test",
@@ -185,6 +185,26 @@ def test_rows_that_may_fail_are_left_out_and_named(failing, copied):
     assert plan["kept"].all(), "nothing would be trained"
     none = study.run_all({"bad": NAN}, ONE, may_fail=["bad"])
     assert none.tidy.empty and none.parameters.empty and list(none.failed) == ["bad"]
+
+
+def test_a_head_of_features_that_are_not_finite_is_kept_as_failed(copied, monkeypatch):
+    monkeypatch.setattr(loop, "embed_rows", lambda *args, **options: np.full((4, 64), np.nan))
+    row = {"whitened": PROFILE.run("whitened", dim=64)}
+    failed = study.run_all(row, ONE, may_fail=row).failed
+    assert "(before training: a feature is not finite)" in failed["whitened"]
+    (line,) = store.failures("test").values()
+    assert line.environment.device == "cpu"
+
+
+def test_a_kept_run_of_other_few_images_is_not_taken(copied):
+    rows = {"few": PROFILE.run("linear", data=replace(PROFILE.data, shots=1))}
+    _, of_seed_1 = study.run_all(rows, PROFILE).names["few"]
+    content = store.record(of_seed_1, "test").content()
+    content["environment"]["data"] = "0" * 64
+    store.drop(of_seed_1, "test")
+    add(content)
+    with pytest.raises(ValueError, match=f"{of_seed_1} was trained on other images: .*remove"):
+        study.run_all(rows, PROFILE)
 
 
 def test_an_ensemble_with_a_failed_member_has_failed(copied):

@@ -57,3 +57,6 @@ def test_heads_are_trained_for_their_steps_and_measured_on_the_same_batches():
     assert all(len(probe) == heads.classes * heads.images for probe in probes)
     same = heads.probes(labels, 0, repeat_images=False)
     assert all((one == other).all() for one, other in zip(probes, same))
+    of_proxies, head = heads.drawn("proxynca", 0, features, labels)
+    with pytest.raises(ValueError, match="a loss with parameters is not trained here"):
+        next(heads.train(of_proxies, head, features, labels, seed=0))

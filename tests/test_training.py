@@ -572,6 +572,12 @@ def test_a_compiled_network_learns_the_same_under_another_name(
     assert training.run_name(off) == training.run_name(RUN)
 
 
+def test_cuda_graphs_need_whole_batches(tmp_path):
+    run = replace(RUN, training=replace(RECIPE, compile="graphs", micro_batch=8))
+    with pytest.raises(ValueError, match=r"'graphs' needs whole batches: micro_batch = 0"):
+        loop.build(run, tmp_path)
+
+
 def test_devices():
     assert training.choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     for name in ("gpu", "cuda:x", "cuda:99", "meta", ""):

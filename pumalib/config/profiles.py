@@ -129,8 +129,8 @@ class Profile:
         settings, data or losses too: PUMA without its gate has PUMA's rate.  A special recipe wins
         over a general one, and what is asked for here over all.  A `Method` that is given in place
         of a name keeps those of its settings that are not its namesake's in `METHODS`; one of
-        another name has the recipe TRAINED or FROZEN alone.  A loss that names the one it holds has
-        the recipe of that one.
+        another name is scaled, and has the recipe TRAINED or FROZEN alone.  A loss that names the
+        one it holds has the recipe of that one.
         """
         chosen = self._scaled(method(name), settings)
         inner = (loss_settings or {}).get("loss", loss or Run.loss)
@@ -178,19 +178,31 @@ class Profile:
 
         But for what `settings` say.
         """
-        scaled = {
-            "adapter_rank": round(self.rank_scale * chosen.adapter_rank),
-            "lora_rank": round(self.rank_scale * chosen.lora_rank),
-            "prompt_length": max(1, round(self.prompt_scale * chosen.prompt_length)),
+        scales = {
+            "adapter_rank": self.rank_scale,
+            "lora_rank": self.rank_scale,
+            "prompt_length": self.prompt_scale,
         }
+        scaled = {}
+        for key, scale in scales.items():
+            length = getattr(chosen, key)
+            # What is there stays, however small the backbone.
+            if length and self._is_usual(chosen, key):
+                scaled[key] = max(1, round(scale * length))
         return method(chosen, **{**scaled, **self._settings_of(chosen), **settings})
+
+    @staticmethod
+    def _is_usual(chosen: Method, key: str) -> bool:
+        """Whether a setting of a method is its namesake's; of a method of another name, always."""
+        namesake = METHODS.get(chosen.name, chosen)
+        return bool(getattr(chosen, key) == getattr(namesake, key))
 
     def _settings_of(self, chosen: Method) -> dict[str, Any]:
         """The settings of the method itself in its recipe, except those already changed."""
         found = {}
         recipe = self.recipes.get(chosen.name, {})
         for key, value in only_fields(recipe, Method).items():
-            if getattr(chosen, key) == getattr(METHODS[chosen.name], key):
+            if self._is_usual(chosen, key):
                 found[key] = value
         return found
 

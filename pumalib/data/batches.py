@@ -79,8 +79,9 @@ def class_batches(  # noqa: PLR0917 - notebooks give these by place
 ) -> list[np.ndarray]:
     """Draw batches of P `classes` x K `images`, class by class, for the pair-based losses.
 
-    Appendix A has 180 x 4.  A class is drawn twice only if there are too few; so is an image of a
-    class unless `repeat`, which draws images with replacement, as the authors' code does.
+    Appendix A has 180 x 4.  A class is drawn twice only if there are too few classes.  Each time
+    its images are drawn anew: one is drawn twice only if the class has too few, or with `repeat`,
+    which draws with replacement, as the authors' code does.
     """
     rng = np.random.default_rng((_ORDER, seed, epoch))
     members = list(pd.Series(labels).groupby(np.asarray(labels)).indices.values())

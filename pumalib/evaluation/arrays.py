@@ -129,7 +129,10 @@ def _chosen(name: str, rows: Any, count: int) -> np.ndarray:
 
 
 def _numbers_or_truths(name: str, rows: Any, count: int) -> np.ndarray:
-    """`rows` as an array of numbers or booleans; a 0 or 1 for each row counts as booleans."""
+    """`rows` as an array of numbers or booleans; a 0 or 1 for each row counts as booleans.
+
+    Of two rows 0 and 1 are the numbers, as they would be of more.
+    """
     given = _flat(name, rows)
     missing = np.flatnonzero(pd.isna(given))
     if len(missing):
@@ -137,7 +140,7 @@ def _numbers_or_truths(name: str, rows: Any, count: int) -> np.ndarray:
     # pandas' nullable types become objects.
     given = np.asarray(given.tolist())
     is_number = given.dtype.kind in "iuf"
-    if is_number and len(given) == count and np.isin(given, (0, 1)).all():
+    if is_number and len(given) == count > 2 and np.isin(given, (0, 1)).all():
         return given.astype(bool)
     return given
 

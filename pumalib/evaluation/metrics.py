@@ -141,7 +141,9 @@ def scores(
         numbers[name] = classes[counted[mine]]
         excluded[name] = int((dataset[queries] == code).sum() - mine.sum())
     values["unified"] = unified
-    numbers["unified"] = classes[counted]
+    # Numbered dataset by dataset, as `resampled` draws them, wherever their first rows are.
+    is_first = np.diff(classes[counted], prepend=-1) != 0
+    numbers["unified"] = is_first.cumsum()
     excluded["unified"] = len(queries) - len(counted)
     metrics = (*(f"R@{k}" for k in ks), "RP", "MAP@R")
     return Scores(metrics, values, numbers, excluded)

@@ -129,11 +129,11 @@ def resampled(
     """Mean over the queries of each dataset, then of each resample: (1 + bootstrap, columns).
 
     `values` has for each dataset (queries, columns), and last "unified", the queries of all
-    datasets in order; `classes` has the class of each query, (queries,), likewise.  A resample
-    draws classes with replacement, each with all its queries: queries of a class are alike, classes
-    are independent.  If classes are not independent either, `classes` numbers larger groups
-    instead.  "unified" uses the classes drawn for the datasets.  The averages of `averaged` and
-    `WEIGHTED` come last.
+    datasets in order; `classes` has the class of each query, (queries,), likewise, and numbers
+    those of "unified" dataset by dataset.  A resample draws classes with replacement, each with
+    all its queries: queries of a class are alike, classes are independent.  If classes are not
+    independent either, `classes` numbers larger groups instead.  "unified" uses the classes drawn
+    for the datasets.  The averages of `averaged` and `WEIGHTED` come last.
     """
     means = {}
     weights: dict[str, np.ndarray] = {}

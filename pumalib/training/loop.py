@@ -179,11 +179,20 @@ def build(run: Run, folder: Path) -> Setup:
     if device.type == "cpu" and precision == "bfloat16":
         use_plain_attention(model)
     micro_batch = _micro_batch(run, model, loss, device, precision)
+    if run.training.compile == "graphs" and micro_batch:
+        # The next part of a batch would be written over the outputs and gradients of the last.
+        raise ValueError(
+            "compile = 'graphs' needs whole batches: micro_batch = 0, or compile = true"
+        )
     setup = Setup(
         run, benchmark, labels, model, loss, device, precision, micro_batch, environment, scored
     )
     if run.method.head == "whitened":
-        _whiten(setup, folder)
+        try:
+            _whiten(setup, folder)
+        except NonFiniteLoss as failure:
+            failure.environment = environment
+            raise
     return setup
 
 
