@@ -247,7 +247,9 @@ def _require_same_queries(
     counts = {dataset: len(queries) for dataset, queries in expected.items()}
     for term, (name, profile) in zip(terms, runs, strict=True):
         classes = store.classes(name, profile)
-        is_same = all(np.array_equal(classes.get(key), expected[key]) for key in expected)
+        is_same = classes.keys() == expected.keys() and all(
+            np.array_equal(classes[key], expected[key]) for key in expected
+        )
         for hits in term.hits.values():
             is_same &= counts == {dataset: len(queries) for dataset, queries in hits.items()}
         if not is_same:
