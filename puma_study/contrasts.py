@@ -247,12 +247,14 @@ def _require_same_queries(
     counts = {dataset: len(queries) for dataset, queries in expected.items()}
     for term, (name, profile) in zip(terms, runs, strict=True):
         classes = store.classes(name, profile)
-        is_same = classes.keys() == expected.keys() and all(
+        same_classes = classes.keys() == expected.keys() and all(
             np.array_equal(classes[key], expected[key]) for key in expected
         )
-        for hits in term.hits.values():
-            is_same &= counts == {dataset: len(queries) for dataset, queries in hits.items()}
-        if not is_same:
+        same_counts = all(
+            counts == {dataset: len(queries) for dataset, queries in hits.items()}
+            for hits in term.hits.values()
+        )
+        if not (same_classes and same_counts):
             raise NotTestable(
                 f"{runs[0][0]} and {name} were tested on other queries: "
                 "`runs list` shows their data"

@@ -131,7 +131,7 @@ def _chosen(name: str, rows: Any, count: int) -> np.ndarray:
 def _numbers_or_truths(name: str, rows: Any, count: int) -> np.ndarray:
     """`rows` as an array of numbers or booleans; a 0 or 1 for each row counts as booleans.
 
-    Of two rows 0 and 1 are the numbers, as they would be of more.
+    Where there are two rows, 0 and 1 are their numbers.
     """
     given = _flat(name, rows)
     missing = np.flatnonzero(pd.isna(given))
