@@ -110,6 +110,9 @@ def test_similarities_of_a_text_model(tmp_path):
         ("few.csv", "few.csv has nothing on 2 of the classes, for instance 'red bird'"),
         ("twice.csv", "twice.csv is no table .*class 'car' stands twice"),
         ("empty.csv", "empty.csv is no table .*class 'car' has no text"),
+        ("wordless.csv", "texts = 'wordless.csv': class 'car' has no word in its text"),
+        ("zero.csv", "texts = 'zero.csv': class 'red car' has .* a vector that is zero"),
+        ("infinite.csv", "texts = 'infinite.csv': class 'red bird' has .* not finite"),
         (
             "no such model",
             r"texts = 'no such model' cannot be used .*known: \"words\", \"characters\", a .csv",
@@ -122,6 +125,11 @@ def test_texts_that_cannot_be_used(source, message, tmp_path, monkeypatch):
     (tmp_path / "few.csv").write_text("class_name,text\ncar,a car\n")
     (tmp_path / "twice.csv").write_text("class_name,text\ncar,a car\ncar,cars\n")
     (tmp_path / "empty.csv").write_text("class_name,text\ncar,\n")
+    (tmp_path / "wordless.csv").write_text(
+        "class_name,text\ncar,★\nred car,red car\nred bird,red bird\n"
+    )
+    (tmp_path / "zero.csv").write_text("class_name,x,y\ncar,0,2\nred car,0,0\nred bird,1,0\n")
+    (tmp_path / "infinite.csv").write_text("class_name,x,y\ncar,0,2\nred car,1,0\nred bird,inf,0\n")
     (tmp_path / "bad.npz").write_bytes(b"damaged")
     with pytest.raises(ValueError, match=message):
         similarities(source, NAMES)

@@ -35,16 +35,24 @@ def similarities(source: str, classes: Sequence[str]) -> np.ndarray:
     A sentence-transformers model, by its name on the hub or its folder: embeddings of
     "a photo of a <name>" (Roth et al., CVPR 2022).
 
-    Raises ValueError for a class without text, a damaged file, an unknown model, or a missing
-    package.
+    Raises ValueError for a class without words or with a zero vector, a damaged file, an unknown
+    model, or a missing package.
     """
     try:
         from sklearn.preprocessing import normalize
     except ImportError as error:
         raise ValueError(f"texts are compared with scikit-learn: {INSTALL} ({error})") from error
 
-    vectors = normalize(_vectors(source, list(classes)))
-    return vectors @ vectors.T
+    vectors = np.asarray(_vectors(source, list(classes)))
+    has_direction = vectors.any(axis=1) & np.isfinite(vectors).all(axis=1)
+    if not has_direction.all():
+        name = classes[int(np.argmin(has_direction))]
+        raise ValueError(
+            f"texts = {source!r}: class {name!r} has no word in its text, or a vector that is zero "
+            "or not finite; give it another"
+        )
+    unit_vectors = normalize(vectors)
+    return unit_vectors @ unit_vectors.T
 
 
 def readable(name: str) -> str:
