@@ -38,6 +38,7 @@ MORE_SEEDS = [0, 1, 2, 3, 4, 5]
 FEW_SEEDS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
 IMBALANCE_METHODS = [full, linear, lora, adaptformer, adapter, adapter-stochastic, vpt, puma]
 # PLAN=--plan trains nothing: it prints the runs that are left, and their hours.
+# PLAN=--kept trains nothing: it executes the notebooks anew, as each new row moves the pooled spread of all intervals.
 PLAN ?=
 TRIAL_RUN = $(or $(STEP),$(BIN)/python) -m puma_study run $(PLAN) --profile
 PHOTOS_RUN = $(or $(STEP),$(BIN)/python) -m puma_study run $(PLAN) --profile $(PHOTOS)
@@ -112,6 +113,7 @@ trial: $(if $(STEP),,.venv/installed)  ## the trial in the order of docs/protoco
 	$(TRIAL_RUN) $(TRIAL) 11 --kept
 	$(TRIAL_RUN) $(TRIAL) 18 --kept -p 'factors=[1, 4]' -p 'methods=$(LONGER_METHODS)' -p 'recipes=$(LONGER)'
 	$(TRIAL_RUN) $(TRIAL) 19 -p train_missing=true
+	$(TRIAL_RUN) photos 19 --kept
 	$(TRIAL_RUN) $(TRIAL) 17
 
 # The last loss that 94 finds a rate for.

@@ -76,8 +76,10 @@ def test_every_kept_difference_is_that_of_its_runs(file, monkeypatch):
     monkeypatch.setattr(paths, "RESULTS", paths.ROOT / "results")
     table = pd.read_csv(file)
     assert len(table)
+    remedy = f"python -m puma_study run 19 --kept --profile {file.parent.name}"
     for (profile, ours, theirs), lines in table.groupby(["profile", "ours", "theirs"]):
         again = 100 * contrasts.difference(ours.split(), theirs.split(), profile)
         again = again.loc[lines["dataset"], ["value", "low", "high"]]
         drawn = lines[["points", "low", "high"]]
-        np.testing.assert_allclose(drawn, again, atol=1e-3, err_msg=f"{profile}: {ours}")
+        message = f"{profile}: {ours}; to draw it anew: {remedy}"
+        np.testing.assert_allclose(drawn, again, atol=1e-3, err_msg=message)
