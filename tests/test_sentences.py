@@ -164,7 +164,7 @@ def lora_is_level_with_puma_at_both_lengths(runs):
 
 @says(
     "docs/results.md",
-    "the linear embedding gains least, and it is still not above the frozen backbone.",
+    "the linear embedding gains least, and it is still not clearly above the frozen backbone.",
 )
 def the_linear_embedding_is_not_above_the_frozen_backbone(runs):
     pair = ("training_length/linear x 4", "frozen")
@@ -238,9 +238,11 @@ def length_helps_on_cars(runs):
     assert abs(gains[0] - gains[1]) < 2
 
 
-@says("README.md", "cars, carries about half of the harmonic mean after 8 epochs, a third after 32")
-def cars_carry_much_of_the_harmonic_mean(runs):
-    """Its share of the harmonic mean's gradient, which goes with 1 / accuracy squared."""
+@says(
+    "README.md", "cars, moves the harmonic mean about as much as all seven others together after 8"
+)
+def cars_move_the_harmonic_mean_as_much_as_all_others(runs):
+    """Half of the harmonic mean's gradient, which goes with 1 / accuracy squared; then a third."""
     datasets = evaluation_datasets(runs)
     for row in ("puma", "full-3e-5", "full", "static"):
         weights = {name: runs.level(row, name) ** -2 for name in datasets}
@@ -292,6 +294,22 @@ def what_chance_costs_rests_on_the_split(runs):
         assert is_between(-1, -0.5, one)
 
 
+@says(
+    "docs/results.md",
+    "a harmonic difference moved by up to four points, a unified one by one and a",
+)
+def how_far_a_split_moves_a_difference(runs):
+    pairs = [("puma", other) for other in ("full", "lora", "static", "stochastic")]
+    pairs += [("stochastic", "static"), ("static", "full")]
+    for column, low, high in (("harmonic", 3.5, 4.2), ("unified", 1.2, 1.8)):
+        spans = []
+        for pair in pairs:
+            points = [one.points for one in runs.on_each_split(*pair, column)]
+            spans.append(max(points) - min(points))
+        assert low < max(spans) < high
+    assert runs.on_each_split("puma", "full", "harmonic")[1].points < -3
+
+
 @says("docs/results.md", "of LoRA's longer search, 3e-5, the harmonic difference is not clear;")
 def lora_at_its_other_rate_is_level(runs):
     on_first, *_ = runs.on_each_split("puma", "lora", "harmonic")
@@ -321,17 +339,20 @@ def no_light_method_is_above_full(runs):
         assert not is_above(runs.difference(row, "full-3e-5"))
 
 
-@says("docs/results.md", "It is then three to five points above that in the harmonic mean, on cars")
+@says(
+    "docs/results.md", "it is then about four points above full fine-tuning (3e-5) after 8, through"
+)
 def longer_puma_is_above_shorter_full_on_cars(runs):
     pair = ("training_length/puma x 4", "full-3e-5")
     gain = runs.difference(*pair, "harmonic")
-    assert is_above(gain) and is_between(3, 5, gain)
-    assert is_unclear(runs.difference(*pair))
+    assert is_above(gain) and is_between(3.4, 4.6, gain)
     assert is_above(runs.difference(*pair, "cars_196"))
-    assert is_below(runs.difference(*pair, NO_CARS))
+    without_cars = runs.difference(*pair, NO_CARS)
+    assert is_below(without_cars) and is_between(-2, -1, without_cars)
 
 
-@says("README.md", "at its longer search's rate the second rests on AdaptFormer")
+@says("README.md", "and LoRA is level with it: the second claim then rests on AdaptFormer")
+@says("docs/results.md", "so the second claim would rest on AdaptFormer.")
 def the_second_claim_rests_on_adaptformer_too(runs):
     assert is_unclear(runs.difference("puma", "training_length/lora x 1", "harmonic"))
     assert is_below(runs.difference("puma", "adaptformer", "harmonic"))
@@ -474,7 +495,7 @@ def chance_in_half_of_the_training_costs_a_point(runs):
         assert is_below(lost) and is_between(-1.6, -0.6, lost)
 
 
-@says("README.md", "here all three rest on cars")
+@says("README.md", "here all three come from cars.")
 def what_is_opposite_rests_on_cars(runs):
     for row, other in (("puma", "full"), ("puma", "lora"), ("stochastic", "static")):
         assert is_below(runs.difference(row, other, "harmonic"))
@@ -482,16 +503,30 @@ def what_is_opposite_rests_on_cars(runs):
         assert not is_below(runs.difference(row, other, NO_CARS))
 
 
+@says("README.md", "At 3e-5 full fine-tuning is above PUMA without cars too")
+def at_the_longer_rate_full_leads_without_cars(runs):
+    assert is_above(runs.difference("full-3e-5", "puma", NO_CARS))
+
+
+@says("docs/results.md", "At 32 epochs the stochastic adapter's loss on cars is not clear.")
+def at_32_epochs_chance_costs_nothing_clear_on_cars(runs):
+    pair = ("training_length/adapter-stochastic x 4", "training_length/adapter x 4")
+    assert is_unclear(runs.difference(*pair, "cars_196"))
+
+
 # ---- imbalance and cars
 
 
-@says(
-    "docs/results.md", "PUMA compares about two points better with full fine-tuning on those four"
-)
+@says("docs/results.md", "is about two points higher on those four datasets than on the other four")
 def the_same_four_are_ahead_in_both_lists(runs):
     for profile in (TRIAL, REVERSED):
         difference = runs.difference("puma", "full", "small - large", profile)
         assert is_above(difference) and is_between(1.3, 2.7, difference)
+
+
+@says("docs/results.md", "no clear difference between the two groups is left.")
+def at_the_longer_rate_no_four_are_ahead(runs):
+    assert is_unclear(runs.difference("puma", "full-3e-5", "small - large"))
 
 
 @says("docs/results.md", "For eight of nine pairs of methods there is no clear change")
@@ -504,6 +539,8 @@ def one_pair_of_nine_turns_with_the_size_and_not_when_corrected(runs):
     assert is_above(change) and is_between(0.5, 1.9, change)
     wider = stats.norm.ppf(1 - 0.025 / 9) / stats.norm.ppf(0.975)
     assert change.points - wider * (change.points - change.low) < 0
+    assert is_unclear(runs.difference("stochastic", "static", "small", CHANGE))
+    assert is_below(runs.difference("stochastic", "static", "cars_196", CHANGE))
 
 
 @says("docs/results.md", "PUMA loses about six points to full fine-tuning on them")
@@ -513,6 +550,14 @@ def on_cars_size_counts(runs):
     assert is_unclear(runs.difference("puma", "full", "cars_196", REVERSED))
     for adapter in ("static", "stochastic"):
         assert runs.difference(adapter, "full", "cars_196", CHANGE).points < -5
+
+
+@says(
+    "docs/results.md", "But LoRA, as light as they are, loses nothing clear to it, and at 3e-5 PUMA"
+)
+def on_cars_lora_loses_nothing_by_size(runs):
+    assert is_unclear(runs.difference("lora", "full", "cars_196", CHANGE))
+    assert runs.difference("puma", "full-3e-5", "cars_196").points == -2.6
 
 
 @says("docs/results.md", "it is 0.8 (not clear), 2.9 and 7.0 points below.")
@@ -559,11 +604,26 @@ def few_images_do_not_favour_puma(runs):
             assert not is_above(runs.difference(*pair, column))
 
 
-@says("docs/results.md", "at sixteen it is four to five points below it.")
+@says("docs/results.md", "below it, about four without the one far-off seed of 21.")
 def at_sixteen_images_full_is_ahead(runs):
     for column in ("unified", "harmonic"):
         lead = runs.difference("few_shot/PUMA 16", "few_shot/full 16", column)
         assert is_below(lead) and is_between(-5, -4, lead)
+        names = runs.kept.names("few_shot/PUMA 16", TRIAL)
+        seeds = pd.Series([store.record(name, TRIAL).accuracy(column) for name in names])
+        gain = 100 * (seeds.drop(seeds.idxmin()).mean() - seeds.mean())
+        assert len(seeds) == 21 and -4.2 < lead.points + gain < -3.4
+
+
+@says(
+    "docs/results.md", "In unified accuracy the linear embedding is below the frozen backbone, and"
+)
+def of_few_images_puma_alone_beats_the_frozen_backbone_at_eight(runs):
+    clear = {}
+    for shots in (1, 2, 4, 8, 16):
+        assert is_below(runs.difference(f"few_shot/linear {shots}", "frozen"))
+        clear[shots] = is_above(runs.difference(f"few_shot/PUMA {shots}", "frozen"))
+    assert clear == {1: False, 2: False, 4: False, 8: True, 16: False}
 
 
 @says("docs/results.md", "It is above the linear embedding from eight images on.")
@@ -625,7 +685,7 @@ def one_claim_is_supported(runs):
     assert list(here[here == "supported"].index) == ["adapter-over-prompt"]
 
 
-@says("docs/results.md", "Seven claims are contradicted: that PUMA is above every fully tuned")
+@says("docs/results.md", "Seven claims are contradicted, at 8 epochs: that PUMA is above every")
 def seven_claims_are_contradicted(runs):
     here = runs.verdicts()
     of_puma = {"beats-universal", "beats-efficient", "lora", "few-shot-full", "other-metrics"}
@@ -705,6 +765,30 @@ def test_swapped_rows_of_a_kept_table_turn_the_headline_red(tmp_path, monkeypatc
         a_plain_adapter_is_slightly_better(Runs())
 
 
+def test_losses_on_training_images_are_as_they_are_printed(runs):
+    page = (paths.ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert "is 4.0, that of full fine-tuning 3.1 at 1e-4 and 3.8 at 3e-5. Over the 14 rows" in page
+    assert "a higher harmonic mean (rank correlation -0.93)" in page
+    assert "After 32 epochs its loss is 2.2." in page
+    found = {}
+    for record in store.read(TRIAL).values():
+        if record.members is not None or record.open_loss is None:
+            continue
+        run = record.settings
+        on_all = run.data.datasets is None and not run.data.holdout and not run.data.shots
+        if on_all and run.loss == "curricularface":
+            row = (run.method.name, run.training.lr, run.training.epochs)
+            found.setdefault(row, []).append((record.open_loss, record.accuracy("harmonic")))
+    means = pd.DataFrame({row: pd.DataFrame(seeds).mean() for row, seeds in found.items()}).T
+    means.columns = ["loss", "harmonic"]
+    losses = means["loss"].round(1)
+    assert losses["puma", 3e-4, 8] == 4.0 and losses["puma", 3e-4, 32] == 2.2
+    assert losses["full", 1e-4, 8] == 3.1 and losses["full", 3e-5, 8] == 3.8
+    usual = means.xs(8, level=2)
+    assert len(usual) == 14
+    assert usual["loss"].corr(usual["harmonic"], "spearman") == pytest.approx(-0.93, abs=0.005)
+
+
 def test_another_metric_says_the_same():
     """MAP@R of PUMA minus full fine-tuning, as notebook 17 kept it: "-1.1 [-1.7, -0.4]"."""
     page = (paths.ROOT / "docs" / "results.md").read_text(encoding="utf-8")
@@ -717,7 +801,7 @@ def test_another_metric_says_the_same():
     assert common["MAP@R, unified"] > 0 > common["MAP@R, harmonic"]
 
 
-def test_the_longer_search_is_as_it_is_printed():
+def test_the_longer_search_is_as_it_is_printed(runs):
     page = (paths.ROOT / "docs" / "protocol-changes.md").read_text(encoding="utf-8")
     columns = ("1e-05", "3e-05", "0.0001", "0.0003", "0.001")
     found = {}
