@@ -316,9 +316,9 @@ class FolderIndex:
         The label of an image is its folder.  Its `k` nearest images, by exact search, vote with
         their labels: it is listed if more than half of them are in one other folder.  An image
         whose folder is too small to win a vote (at most k / 2 others in it) is not judged; an image
-        in no folder is not judged and has no vote.  Columns: path, label, suggested (the other
-        folder), votes (for it) and of (the number of voters).  Raises ValueError where the index is
-        empty or `k` is less than 1.
+        in no folder is not judged and has no vote; a warning counts both.  Columns: path, label,
+        suggested (the other folder), votes (for it) and of (the number of voters).  Raises
+        ValueError where the index is empty or `k` is less than 1.
         """
         if k < 1:
             raise ValueError(f"k = {k}; it must be a whole number of at least 1")
@@ -334,8 +334,13 @@ class FolderIndex:
 
         neighbours = _nearest(self.vectors()[is_labelled], voters)
         others = pd.Series(labels).groupby(labels).transform("size").to_numpy() - 1
+        is_judged = others > voters / 2
+        unjudged = len(self.table) - np.count_nonzero(is_judged)
+        if unjudged:
+            why = f"no folder, or one with at most {voters // 2} others; a lower k judges more"
+            warnings.warn(f"{unjudged:,} images are not judged: they lie in {why}", stacklevel=2)
         rows = []
-        for place in np.flatnonzero(others > voters / 2):
+        for place in np.flatnonzero(is_judged):
             suggested, votes = Counter(labels[neighbours[place]]).most_common(1)[0]
             if suggested != labels[place] and votes > voters / 2:
                 rows.append((names[place], labels[place], suggested, votes, voters))

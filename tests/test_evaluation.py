@@ -612,6 +612,9 @@ def test_files_of_vectors_and_labels(files):
         ("path,label\nx/a.jpg,1\n", "no label for 3 of 4 vectors, the first 'x/b.jpg'"),
         ("label\n1\n", "1 lines for 4 vectors"),
         ("a,b\n1,2\n", r"columns \['a', 'b'\]; expected label"),
+        # By its lines it would fit: the paths would be ignored.
+        ("Path,label\n" + 4 * "x/a.jpg,1\n", r"'Path', 'label'\]; .*; rename or remove others"),
+        ("label,Dataset\n" + 4 * "1,p\n", r"'label', 'Dataset'\]; .*; rename or remove others"),
         ("label,split\n" + 4 * "1,train\n", "line 2: split 'train'; it must be query, gallery or"),
         (
             "label\n1\n\n1,2,3\n",
@@ -645,6 +648,10 @@ def test_bad_files_are_named(files, text, message):
             ["train/x/a.jpg", "train/y/b.jpg", "test/x/a.jpg", "test/y/b.jpg"],
             "the folders test and train are called like splits, and a class of both would be",
         ),
+        (
+            ["x/train/a.jpg", "x/test/b.jpg", "y/train/a.jpg", "y/test/b.jpg"],
+            "the folders test and train are called like splits, and a class of both would be",
+        ),
     ],
 )
 def test_folders_that_are_no_classes_are_refused(files, names, message):
@@ -654,6 +661,18 @@ def test_folders_that_are_no_classes_are_refused(files, names, message):
         evaluate_files(files / "vectors.npz")
     (files / "labels.csv").write_text("label\n1\n2\n1\n2\n")
     assert evaluate_files(files / "vectors.npz", files / "labels.csv").at["all", "R@1"] == 1
+
+
+def test_paths_of_labels_need_paths_of_vectors(files):
+    """Else a table in another order would give each vector the label of another."""
+    labels = files / "labels.csv"
+    labels.write_text("path,label\nx/a.jpg,1\ny/a.jpg,2\nx/b.jpg,1\ny/b.jpg,2\n")
+    assert evaluate_files(files / "vectors.npz", labels).at["all", "R@1"] == 1
+    np.save(files / "vectors.npy", angles(0, 90, 1, 91))
+    np.savez(files / "pathless.npz", vectors=angles(0, 90, 1, 91))
+    for name in ("vectors.npy", "pathless.npz"):
+        with pytest.raises(ValueError, match=f"{name} no `paths` to match it with; give an .npz"):
+            evaluate_files(files / name, labels)
 
 
 def test_labels_are_the_text_that_a_file_holds(files):

@@ -467,6 +467,21 @@ def test_folders_of_splits_are_no_datasets(tmp_path, names, is_same):
         data.read("folders", tmp_path)
 
 
+@pytest.mark.parametrize("datasets", [None, ["birds"]])
+def test_folders_of_splits_are_no_classes(root, datasets):
+    """Unless a file of splits names them, as where they are classes of vehicles and exams."""
+    for old, new in (("a", "train"), ("b", "test")):
+        (root / "birds" / old).rename(root / "birds" / new)
+    with pytest.raises(ValueError, match="test and train are .* would be taken for classes of 'bi"):
+        data.read("folders", root, datasets)
+    lines = [
+        f"{folder.parent.name},{folder.name},{'test' if folder.name in ('test', 'c') else 'train'}"
+        for folder in root.glob("*/*/")
+    ]
+    (root / "split.csv").write_text("\n".join(["dataset,class_name,split", *lines]))
+    assert set(data.read("folders", root, ["birds"]).test["class_name"]) == {"test", "c"}
+
+
 def test_a_dataset_may_be_called_test(root):
     (root / "cars").rename(root / "test")
     assert data.read("folders", root).datasets == ["birds", "test"]

@@ -648,12 +648,15 @@ class TestGroups:
         angles = {f"cups/{n}": n for n in range(4)} | {f"hats/{n}": 90 + n for n in range(4)}
         angles |= {"cups/wrong": 95, "hats/wrong": 5, "tiny/alone": 2.5, "loose": 91.5}
         found = filled(embedder, tmp_path, {name: at(angle) for name, angle in angles.items()})
-        wrong = found.likely_wrong_labels(k=3)
+        with pytest.warns(UserWarning, match="^2 images are not judged: .* at most 1 others; a lo"):
+            wrong = found.likely_wrong_labels(k=3)
         # cups/wrong (95 degrees) is nearest to hats at 93, 92 and 91: "loose" has no vote.
         # hats/wrong (5 degrees) is nearest to cups at 3 and 2, and tiny/alone at 2.5.
         expected = [("cups/wrong", "cups", "hats", 3, 3), ("hats/wrong", "hats", "cups", 2, 3)]
         assert list(wrong.itertuples(index=False, name=None)) == expected
-        assert found.likely_wrong_labels(k=100).empty, "more than half of all lie in no one folder"
+        with pytest.warns(UserWarning, match="^12 images are not judged"):
+            wrong = found.likely_wrong_labels(k=100)
+        assert wrong.empty, "more than half of all lie in no one folder"
         with pytest.raises(ValueError, match="k = 0; it must be"):
             found.likely_wrong_labels(0)
 

@@ -35,8 +35,10 @@ _SHOTS = 3
 _CHUNK = 64
 # Batches that a thread collects from the worker processes while a GPU trains.
 _AHEAD = 2
-_REMEDY = (
-    "replace it, or set drop_unreadable = True; `python -m pumalib data verify` lists all such"
+# What helps where an image of a benchmark cannot be read.
+REMEDY = (
+    "replace it, or leave such images out by drop_unreadable (-p drop_unreadable=true); "
+    "`python -m pumalib data verify --benchmark <its name> --root <its folder>` lists all such"
 )
 # Decoded images of at most this many pixels stay in memory, and at most this many (1 GB in all).
 _SMALL_PIXELS = 128 * 128
@@ -196,7 +198,7 @@ def _filled(
         for start in range(0, len(batch), _CHUNK):
             chunk = next(chunks)
             if isinstance(chunk, str):
-                raise ImageError(f"{chunk}; {_REMEDY}")
+                raise ImageError(f"{chunk}; {REMEDY}")
             batch[start : start + _CHUNK] = torch.from_numpy(chunk)
         yield batch, mine
 

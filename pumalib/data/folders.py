@@ -126,6 +126,7 @@ def load(
 
     images["label"] = images.groupby(["dataset", "class_name"], sort=False).ngroup()
     if "split" not in images:
+        _refuse_split_classes(root, images)
         images["split"] = _halves(images)
     return Benchmark("folders", images[COLUMNS], root=root)
 
@@ -294,15 +295,17 @@ def _is_utf8(name: str) -> bool:
 # ---- names of folders and files
 
 
-def called_like_splits(names: Iterable[str]) -> list[str]:
+def called_like_splits(names: Iterable[str], *, wholly: bool = False) -> list[str]:
     """The folder names that look like splits ("train", "test2017", "val_images"), sorted.
 
+    `wholly`: those without another word, as classes may be called "bullet train" and "test tube".
     Empty if only one does: its name may mean anything.
     """
     found = []
     for name in sorted(names):
-        words = re.findall("[a-z]+", name.lower())
-        if not _SPLIT_NAMES.isdisjoint(words):
+        words = set(re.findall("[a-z]+", name.lower()))
+        of_splits = words & _SPLIT_NAMES
+        if of_splits and (not wholly or of_splits == words):
             found.append(name)
     return found if len(found) > 1 else []
 
@@ -320,6 +323,20 @@ def _refuse_splits(root: Path, found: Sequence[str]) -> None:
         "(dataset,class_name,split) which is which"
     )
     raise ValueError(f"{what}; {why}: {remedy}; or, if they are datasets, name them in `datasets`")
+
+
+def _refuse_split_classes(root: Path, images: pd.DataFrame) -> None:
+    """Raise ValueError if classes of a dataset have names of splits, and no file says otherwise."""
+    for dataset, names in images.groupby("dataset")["class_name"].unique().items():
+        splits = called_like_splits(names, wholly=True)
+        if splits:
+            what = f"{root}: the folders {' and '.join(splits)} are called like splits"
+            why = f"and would be taken for classes of {dataset!r}"
+            remedy = (
+                f"give each class one folder, or, if they are classes, name them in "
+                f"<root>/{SPLIT_FILE} (dataset,class_name,split)"
+            )
+            raise ValueError(f"{what}, {why}; {remedy}")
 
 
 def _dataset_places(root: Path, left_out: LeftOut) -> dict[str, str]:

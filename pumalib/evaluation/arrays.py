@@ -3,6 +3,7 @@
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -162,9 +163,9 @@ def evaluate_files(vectors: Path, labels: Path | None = None) -> pd.DataFrame:
 
     `vectors` is an .npz with `vectors` (n, dim) and, to match labels by path, `paths` (n,); or an
     .npy.  `labels` is a CSV with the column label, and path unless its lines are in the order of
-    the vectors; it may have the columns dataset, and split: query, gallery or test, which is both.
-    Without it the class of an image is its folder.  Raises ValueError, which names the file, if the
-    files do not fit each other; OSError if one cannot be read.
+    the vectors (an .npy has no paths); it may have the columns dataset, and split: query, gallery
+    or test, which is both.  Without it the class of an image is its folder.  Raises ValueError,
+    which names the file, if the files do not fit each other; OSError if one cannot be read.
     """
     embedded, names = _read_vectors(vectors)
     if labels is None:
@@ -173,7 +174,11 @@ def evaluate_files(vectors: Path, labels: Path | None = None) -> pd.DataFrame:
         return evaluate(embedded, _classes_by_folder(vectors, names))
 
     table = _read_labels(labels)
-    if "path" in table and names is not None:
+    if "path" in table:
+        if names is None:
+            what = f"{labels} has the column path, and {vectors} no `paths` to match it with"
+            remedy = "give an .npz with `paths`, or remove the column if its lines are in order"
+            raise ValueError(f"{what}; {remedy}")
         table = table.set_index("path").reindex(names)
         missing = table.index[table["label"].isna()]
         if len(missing):
@@ -200,10 +205,13 @@ def _classes_by_folder(file: Path, names: np.ndarray) -> list[str]:
     if "." in classes:
         loose = str(names[classes.index(".")])
         raise ValueError(f"{file}: {loose!r} lies in no folder that would be its class; {remedy}")
-    splits = folders.called_like_splits({name.split("/")[0] for name in classes})
-    if splits:
-        what = f"{file}: the folders {' and '.join(splits)} are called like splits"
-        raise ValueError(f"{what}, and a class of both would be taken for two; {remedy}")
+    levels = zip_longest(*(name.split("/") for name in set(classes)))
+    for depth, level in enumerate(levels):
+        names_there = {name for name in level if name is not None}
+        splits = folders.called_like_splits(names_there, wholly=depth > 0)
+        if splits:
+            what = f"{file}: the folders {' and '.join(splits)} are called like splits"
+            raise ValueError(f"{what}, and a class of both would be taken for two; {remedy}")
     return classes
 
 
@@ -230,10 +238,11 @@ def _read_vectors(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
 def _read_labels(file: Path) -> pd.DataFrame:
     """The lines of a file of labels, indexed by line number; ValueError at the first bad line."""
     table = read_cells(file)
-    if "label" not in table:
-        expected = f"label, and any of {', '.join(COLUMNS)}"
+    # A column that is not known may be a misspelt one, without which lines fit other vectors.
+    if "label" not in table or not set(table) <= set(COLUMNS):
+        expected = f"label, and any of {', '.join(COLUMNS)}; rename or remove others"
         raise ValueError(f"{file}: columns {list(table)}; expected {expected}")
-    check_cells(file, table, [column for column in COLUMNS if column in table])
+    check_cells(file, table, list(table))
     if "path" in table:
         check_once(file, table["path"], "image")
     for column in ("label", "dataset"):

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from .. import data, evaluation, losses, models, paths, progress
 from ..config import BY_MEMORY, Run, Training
 from ..data import Benchmark, batches
-from ..data.images import View, to_device, unreadable
+from ..data.images import ImageError, View, to_device, unreadable
 from ..data.table import warn_of_duplicates
 from ..embedder import embed_rows, true_float32
 from ..models import whitening
@@ -251,7 +251,7 @@ def _require_readable_test_images(benchmark: Benchmark) -> None:
         return
     errors = unreadable(replace(benchmark, images=benchmark.test))
     for error in errors.values():
-        raise error
+        raise ImageError(f"{error}; {batches.REMEDY}", error.why)
 
 
 def use_plain_attention(model: nn.Module) -> None:
