@@ -376,20 +376,36 @@ def puma_is_above_heads_and_prompts(runs):
 
 
 @says(
-    "docs/which-method.md", "On cars, where it finds least, LoRA and full fine-tuning gain the most"
+    "docs/which-method.md", "LoRA gains the most at 1e-4; at 3e-5 it is level with PUMA, and full"
 )
-def on_cars_lora_and_full_gain_most(runs):
-    for row in ("lora", "full-3e-5"):
-        for other in ("frozen", "linear", "puma"):
-            assert is_above(runs.difference(row, other, "cars_196"))
+def what_gains_most_on_cars_rests_on_the_rate(runs):
+    for other in ("frozen", "linear", "static", "puma", "full-3e-5"):
+        assert is_above(runs.difference("lora", other, "cars_196"))
+    assert is_unclear(runs.difference("training_length/lora x 1", "puma", "cars_196"))
+    assert is_unclear(runs.difference("full-3e-5", "static", "cars_196"))
 
 
-@says("docs/which-method.md", "on cars, in 8 epochs, three points or more above `adapter`")
-def on_cars_lora_and_full_lead_the_adapters(runs):
+@says(
+    "docs/which-method.md", "in 8 epochs, three points or more above `adapter`; in 32, at 3e-5, no"
+)
+def on_cars_lora_and_full_lead_the_adapters_in_8_epochs(runs):
     for row in ("lora", "full"):
         for adapter in ("static", "stochastic"):
             lead = runs.difference(row, adapter, "cars_196")
             assert is_above(lead) and lead.points >= 3
+        pair = (f"training_length/{row} x 4", "training_length/adapter x 4")
+        assert is_unclear(runs.difference(*pair, "cars_196"))
+
+
+@says(
+    "docs/which-method.md",
+    "in 8 epochs `lora` (1e-4) is a point below `adapter` without cars, in 32",
+)
+def lora_against_the_static_adapter_turns_with_length(runs):
+    without_cars = runs.difference("lora", "static", NO_CARS)
+    assert is_below(without_cars) and is_between(-1.5, -0.5, without_cars)
+    longer = runs.difference("training_length/lora x 4", "training_length/adapter x 4")
+    assert is_above(longer) and is_between(0.5, 1.5, longer)
 
 
 # ---- the parts
@@ -585,12 +601,18 @@ def under_the_balanced_list(runs, column):
     return mine.set_index("under").loc["balanced"]
 
 
-@says("docs/results.md", "are then one to two points above full fine-tuning in unified accuracy")
+@says(
+    "docs/results.md",
+    "are then one to two points above full fine-tuning (1e-4) in unified accuracy",
+)
 def with_few_cars_plain_adapters_lead(runs):
     for adapter in ("static", "stochastic"):
         lead = runs.difference(adapter, "full", profile=REVERSED)
         assert is_above(lead) and is_between(1, 2, lead)
-        assert is_below(runs.difference("puma", adapter, profile=REVERSED))
+        assert is_unclear(runs.difference(adapter, "full", "harmonic", REVERSED))
+        for column, low, high in (("unified", -1.5, -0.5), ("harmonic", -2.5, -1.5)):
+            lost = runs.difference("puma", adapter, column, REVERSED)
+            assert is_below(lost) and is_between(low, high, lost)
 
 
 # ---- few images, losses, other data, claims
@@ -671,6 +693,17 @@ def three_losses_lead(runs):
     for leader in leaders:
         for other in ("contrastive", "proxyanchor", "triplet all", "crossentropy", "npair"):
             assert is_above(runs.difference(loss(leader), loss(other), profile="photos-21k"))
+        over_ms = runs.difference(loss(leader), loss("ms"), profile="photos-21k")
+        assert is_above(over_ms) == (leader != "proxygml")
+        assert is_above(runs.difference(loss(leader), loss("ms"), "harmonic", "photos-21k"))
+
+
+@says("docs/results-digest.md", "N-pair is below the frozen backbone, unified, without a collapse")
+def npair_is_below_the_frozen_backbone(runs):
+    row = "survey_losses/full, npair"
+    assert is_below(runs.difference(row, "survey_losses/frozen", profile="photos-21k"))
+    kept = [store.record(name, "photos-21k") for name in runs.kept.names(row, "photos-21k")]
+    assert [round(record.log[-1]["cosine"], 1) for record in kept] == [0.3, 0.3, 0.3]
 
 
 @says("docs/results-mini.md", "It shows no clear difference from the linear embedding.")
