@@ -239,7 +239,7 @@ def length_helps_on_cars(runs):
 
 
 @says(
-    "README.md", "cars, moves the harmonic mean about as much as all seven others together after 8"
+    "README.md", "cars, moves the harmonic mean about as much as all others together after 8"
 )
 def cars_move_the_harmonic_mean_as_much_as_all_others(runs):
     """Half of the harmonic mean's gradient, which goes with 1 / accuracy squared; then a third."""
@@ -351,7 +351,7 @@ def longer_puma_is_above_shorter_full_on_cars(runs):
     assert is_below(without_cars) and is_between(-2, -1, without_cars)
 
 
-@says("README.md", "and LoRA is level with it: the second claim then rests on AdaptFormer")
+@says("README.md", "LoRA is level, and the second claim rests on AdaptFormer")
 @says("docs/results.md", "so the second claim would rest on AdaptFormer.")
 def the_second_claim_rests_on_adaptformer_too(runs):
     assert is_unclear(runs.difference("puma", "training_length/lora x 1", "harmonic"))
@@ -511,7 +511,7 @@ def chance_in_half_of_the_training_costs_a_point(runs):
         assert is_below(lost) and is_between(-1.6, -0.6, lost)
 
 
-@says("README.md", "here all three come from cars.")
+@says("README.md", "all three come from cars.")
 def what_is_opposite_rests_on_cars(runs):
     for row, other in (("puma", "full"), ("puma", "lora"), ("stochastic", "static")):
         assert is_below(runs.difference(row, other, "harmonic"))
@@ -519,7 +519,7 @@ def what_is_opposite_rests_on_cars(runs):
         assert not is_below(runs.difference(row, other, NO_CARS))
 
 
-@says("README.md", "At 3e-5 full fine-tuning is above PUMA without cars too")
+@says("README.md", "At 3e-5 full fine-tuning leads without cars too")
 def at_the_longer_rate_full_leads_without_cars(runs):
     assert is_above(runs.difference("full-3e-5", "puma", NO_CARS))
 
