@@ -238,9 +238,7 @@ def length_helps_on_cars(runs):
     assert abs(gains[0] - gains[1]) < 2
 
 
-@says(
-    "README.md", "cars, moves the harmonic mean about as much as all others together after 8"
-)
+@says("README.md", "cars, moves the harmonic mean about as much as all others together after 8")
 def cars_move_the_harmonic_mean_as_much_as_all_others(runs):
     """Half of the harmonic mean's gradient, which goes with 1 / accuracy squared; then a third."""
     datasets = evaluation_datasets(runs)
@@ -433,17 +431,17 @@ def one_model_for_all(runs, name, column):
     return runs.difference(*pair, column)
 
 
-@says("docs/results.md", "**Both lose nine to ten points on cars**")
+@says("docs/results.md", "**Both lose about ten points on cars**")
 def one_model_for_all_loses_on_cars_and_gains_elsewhere(runs):
     for name in ("CurricularFace", "PUMA"):
         on_cars = one_model_for_all(runs, name, "cars_196")
-        assert is_below(on_cars) and is_between(-10.5, -8.5, on_cars)
+        assert is_below(on_cars) and is_between(-11, -9, on_cars)
         assert is_above(one_model_for_all(runs, name, NO_CARS))
 
 
-@says("docs/results.md", "PUMA clearly on four datasets, full fine-tuning on birds and flowers.")
+@says("docs/results.md", "PUMA clearly on five datasets, full fine-tuning on birds, flowers and")
 def where_one_model_for_all_gains(runs):
-    for name, count in (("CurricularFace", 2), ("PUMA", 4)):
+    for name, count in (("CurricularFace", 3), ("PUMA", 5)):
         gains = [one for one, _ in SHARES[TRIAL] if is_above(one_model_for_all(runs, name, one))]
         assert len(gains) == count
 
@@ -458,13 +456,11 @@ def for_puma_gain_and_loss_cancel(runs):
     assert without_cars["PUMA"] > without_cars["CurricularFace"]
 
 
-@says("docs/results.md", "on five datasets they end below the frozen backbone.")
+@says("docs/results.md", "on birds and animals they end clearly below the frozen backbone.")
 def models_of_one_dataset_are_weak_rivals_by_puma(runs):
     row = "specific_vs_universal/specific PUMA"
-    below = [
-        name for name, _ in SHARES[TRIAL] if runs.level(row, name) < runs.level("frozen", name)
-    ]
-    assert len(below) == 5
+    below = {name for name, _ in SHARES[TRIAL] if is_below(runs.difference(row, "frozen", name))}
+    assert below == {"birds_cub50", "animals_tinyimagenet"}
 
 
 @says(
