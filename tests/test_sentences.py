@@ -305,6 +305,7 @@ def how_far_a_split_moves_a_difference(runs):
             points = [one.points for one in runs.on_each_split(*pair, column)]
             spans.append(max(points) - min(points))
         assert low < max(spans) < high
+    # A span is the same with rows swapped or moved; the lowest of its ends is not.
     assert runs.on_each_split("puma", "full", "harmonic")[1].points < -3
 
 
@@ -397,7 +398,7 @@ def on_cars_lora_and_full_lead_the_adapters_in_8_epochs(runs):
 
 @says(
     "docs/which-method.md",
-    "in 8 epochs `lora` (1e-4) is a point below `adapter` without cars, in 32",
+    "which of the two leads, by a point, rests on [rate and length]",
 )
 def lora_against_the_static_adapter_turns_with_length(runs):
     without_cars = runs.difference("lora", "static", NO_CARS)

@@ -2,8 +2,8 @@
 
 import zipfile
 import zlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -205,9 +205,11 @@ def _classes_by_folder(file: Path, names: np.ndarray) -> list[str]:
     if "." in classes:
         loose = str(names[classes.index(".")])
         raise ValueError(f"{file}: {loose!r} lies in no folder that would be its class; {remedy}")
-    levels = zip_longest(*(name.split("/") for name in set(classes)))
-    for depth, level in enumerate(levels):
-        names_there = {name for name in level if name is not None}
+    at_depth = defaultdict(set)
+    for name in set(classes):
+        for depth, folder in enumerate(name.split("/")):
+            at_depth[depth].add(folder)
+    for depth, names_there in at_depth.items():
         splits = folders.called_like_splits(names_there, wholly=depth > 0)
         if splits:
             what = f"{file}: the folders {' and '.join(splits)} are called like splits"
@@ -238,7 +240,7 @@ def _read_vectors(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
 def _read_labels(file: Path) -> pd.DataFrame:
     """The lines of a file of labels, indexed by line number; ValueError at the first bad line."""
     table = read_cells(file)
-    # A column that is not known may be a misspelt one, without which lines fit other vectors.
+    # A misspelt column would be ignored: without `path` lines would be matched by their order.
     if "label" not in table or not set(table) <= set(COLUMNS):
         expected = f"label, and any of {', '.join(COLUMNS)}; rename or remove others"
         raise ValueError(f"{file}: columns {list(table)}; expected {expected}")
