@@ -107,11 +107,10 @@ trial: $(if $(STEP),,.venv/installed)  ## the trial in the order of docs/protoco
 	$(TRIAL_RUN) $(TRIAL) 11 -p 'shots=[16]' -p 'methods=[full, PUMA]' -p 'seeds=$(FEW_SEEDS)'
 	$(TRIAL_RUN) $(TRIAL) 06 -p 'methods=[full, lora, adaptformer]' -p 'seeds=$(MORE_SEEDS)'
 	$(TRIAL_RUN) $(TRIAL) 06 -p 'methods=[full]' -p 'seeds=$(MORE_SEEDS)' -p 'recipes=$(LONGER)'
-	$(TRIAL_RUN) $(TRIAL) 18 -p 'factors=[16]' -p 'methods=[full, puma]' -p 'recipes=$(LONGER)' -p 'seeds=[0]'
-	# The copies of three notebooks again, whole, with what came after them: by --kept a step of its own for `make gpu`.
+	$(TRIAL_RUN) $(TRIAL) 18 -p 'factors=[1, 4]' -p 'further={puma: [16], full: [16]}' -p 'methods=$(LONGER_METHODS)' -p 'recipes=$(LONGER)' -p 'side_seeds=[0]'
+	# The copies of two notebooks again, whole, with what came after them: by --kept a step of its own for `make gpu`.
 	$(TRIAL_RUN) $(TRIAL) 06 --kept -p 'methods=$(TRIAL_METHODS)'
 	$(TRIAL_RUN) $(TRIAL) 11 --kept
-	$(TRIAL_RUN) $(TRIAL) 18 --kept -p 'factors=[1, 4]' -p 'methods=$(LONGER_METHODS)' -p 'recipes=$(LONGER)'
 	$(TRIAL_RUN) $(TRIAL) 19 -p train_missing=true
 	$(TRIAL_RUN) photos 19 --kept
 	$(TRIAL_RUN) $(TRIAL) 17

@@ -783,13 +783,13 @@ class TestGains:
 def test_gains_over_length_have_a_panel_with_and_one_without_a_dataset():
     table = pd.DataFrame(
         [
-            ("full", 8, False, -2.0, -3.0, -1.0),
-            ("full", 32, False, -1.0, -2.0, 0.0),
-            ("full", 8, True, -0.5, -1.0, 0.0),
-            ("full", 32, True, -0.2, -1.0, 0.5),
-            ("lora", 32, False, 1.0, 0.5, 1.5),
+            ("full", 8, False, -2.0, -3.0, -1.0, 3),
+            ("full", 32, False, -1.0, -2.0, 0.0, 1),
+            ("full", 8, True, -0.5, -1.0, 0.0, 3),
+            ("full", 32, True, -0.2, -1.0, 0.5, 1),
+            ("lora", 32, False, 1.0, 0.5, 1.5, 1),
         ],
-        columns=["rival", "epochs", "is_without", "points", "low", "high"],
+        columns=["rival", "epochs", "is_without", "points", "low", "high", "seeds"],
     )
     figure = figures.gains_over_length(table, "puma", "cars_196")
     left, right = figure.axes
@@ -806,7 +806,7 @@ def test_gains_over_length_have_a_panel_with_and_one_without_a_dataset():
     # A length that a rival lacks is left out: LoRA stands at the second of the two.
     assert drawn["LoRA"]["y"] == [1]
     assert np.round(drawn["LoRA"]["x"]) == [1]
-    assert ticks(left) == ticks(right) == ["8", "32"]
+    assert ticks(left) == ticks(right) == ["8", "32\none seed"]
     assert "PUMA minus rival" in left.get_ylabel()
     assert left.get_ylim() == right.get_ylim()
     low, high = left.get_ylim()

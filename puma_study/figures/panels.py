@@ -458,13 +458,19 @@ def gains(differences: pd.DataFrame, title: str = "") -> Figure:
 def gains_over_length(table: pd.DataFrame, ours: str, without: str) -> Figure:
     """`ours` minus each rival over the length of training: of all datasets, and without one.
 
-    `table` has the columns rival, epochs, is_without, points, low and high; a rival has a line in
-    each of the two panels, where it has numbers.  `without` is the name of the dataset left out.
+    `table` has the columns rival, epochs, is_without, points, low, high and seeds; a rival has a
+    line in each of the two panels, where it has numbers.  `without` is the name of the dataset left
+    out.
     """
     table = table.assign(rival=table["rival"].map(shown))
     styles = styles_of(table["rival"])
     rivals = list(table["rival"].unique())
-    lengths = sorted(table["epochs"].unique())
+    most_seeds = table.groupby("epochs")["seeds"].max()
+    lengths = list(most_seeds.index)
+    ticks = [
+        f"{epochs:g}\none seed" if seeds == 1 else f"{epochs:g}"
+        for epochs, seeds in most_seeds.items()
+    ]
     figure, axes = empty_panels(1, 2, 8, 4)
     left, right = axes[0]
     right.sharey(left)
@@ -490,7 +496,7 @@ def gains_over_length(table: pd.DataFrame, ours: str, without: str) -> Figure:
         )
     for axis in (left, right):
         axis.axhline(0, color=BLACK, linewidth=1)
-        axis.set_xticks(range(len(lengths)), [f"{epochs:g}" for epochs in lengths])
+        axis.set_xticks(range(len(lengths)), ticks)
         axis.set(xlim=(-0.5, len(lengths) - 0.5), xlabel="epochs of training")
         axis.grid(axis="x", visible=False)
     _name_halves(left, ours)
