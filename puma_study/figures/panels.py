@@ -467,10 +467,10 @@ def gains_over_length(table: pd.DataFrame, ours: str, without: str) -> Figure:
     rivals = list(table["rival"].unique())
     most_seeds = table.groupby("epochs")["seeds"].max()
     lengths = list(most_seeds.index)
-    ticks = [
-        f"{epochs:g}\none seed" if seeds == 1 else f"{epochs:g}"
-        for epochs, seeds in most_seeds.items()
-    ]
+    ticks = []
+    for epochs, seeds in most_seeds.items():
+        note = "\none seed" if seeds == 1 else ""
+        ticks.append(f"{epochs:g}{note}")
     figure, axes = empty_panels(1, 2, 8, 4)
     left, right = axes[0]
     right.sharey(left)
