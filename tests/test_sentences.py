@@ -101,7 +101,7 @@ def the_harmonic_difference_rests_on_the_split(runs):
 
 
 @says("README.md", "an adapter that is always on did slightly better than PUMA, and was level")
-@says("docs/results.md", "**The static adapter is above PUMA on every split**, in both means")
+@says("docs/results.md", "**The static adapter is above PUMA on every split**, unified and")
 def a_plain_adapter_is_better_on_every_split(runs):
     for column in ("unified", "harmonic"):
         assert is_below(runs.over_splits("puma", "static", column))
@@ -164,7 +164,7 @@ def lora_is_level_with_puma_at_both_lengths(runs):
             assert is_below(runs.difference(lora, f"training_length/full x {factor}", column))
 
 
-@says("docs/results.md", "After 32 epochs the linear embedding is still not clearly above it.")
+@says("docs/results.md", "the linear embedding is still not clearly above the backbone.")
 def the_linear_embedding_is_not_above_the_frozen_backbone(runs):
     pair = ("training_length/linear x 4", "frozen")
     for column in ("unified", "harmonic"):
@@ -172,7 +172,7 @@ def the_linear_embedding_is_not_above_the_frozen_backbone(runs):
     assert runs.difference(*pair, NO_CARS).points < 0
 
 
-@says("docs/results.md", "After 32 these two and LoRA are about a point above it in unified")
+@says("docs/results.md", "After 32 epochs both and LoRA are about a point above it in unified")
 def at_32_epochs_three_methods_lead_the_static_adapter(runs):
     for row in ("puma", "adapter-stochastic", "lora"):
         pair = (f"training_length/{row} x 4", "training_length/adapter x 4")
@@ -228,11 +228,11 @@ def puma_has_converged(runs):
 
 @says(
     "docs/results.md",
-    "It gains as much on cars, and loses two to three points on the other datasets",
+    "It gains as much on cars, and loses about two points on the other datasets",
 )
 def the_static_adapter_gains_on_cars_alone(runs):
     lengths = ("training_length/adapter x 4", "training_length/adapter x 1")
-    assert is_between(-3, -2, runs.difference(*lengths, NO_CARS))
+    assert is_between(-2.5, -1.5, runs.difference(*lengths, NO_CARS))
     assert is_unclear(runs.difference(*lengths, "unified"))
     pumas = ("training_length/puma x 4", "training_length/puma x 1")
     apart = (
@@ -247,7 +247,7 @@ def full_is_above_in_every_average(runs):
         assert is_above(runs.difference("full-3e-5", "puma", column))
 
 
-@says("docs/results.md", "The paper's effects, +3.4 and +4.6, lie above both intervals.")
+@says("docs/results.md", "The paper's effects, +3.4 and +4.6, lie above these intervals.")
 def the_printed_effect_is_excluded(runs):
     for column, paper in (("unified", 3.4), ("harmonic", 4.6)):
         assert runs.difference("puma", "full", column).paper == pytest.approx(paper)
@@ -265,7 +265,7 @@ def at_the_common_rate_it_is_cars(runs):
     assert is_between(-9, -5, runs.difference("puma", "full", "cars_196"))
 
 
-@says("docs/results.md", "and nearly all of it on cars.")
+@says("docs/results.md", "gain about as much from the longer training, all of it on cars.")
 def length_helps_on_cars(runs):
     gains = []
     for row in ("puma", "full"):
@@ -304,7 +304,7 @@ def puma_is_below_by_the_shares_of_the_paper(runs):
 # ---- PUMA and the light methods
 
 
-@says("docs/results.md", "PUMA is below LoRA in the harmonic mean, through cars")
+@says("docs/results.md", "PUMA is below LoRA (1e-4) in the harmonic mean, through cars")
 def puma_is_below_lora_through_cars(runs):
     assert is_unclear(runs.difference("puma", "lora"))
     assert is_below(runs.difference("puma", "lora", "harmonic"))
@@ -319,7 +319,7 @@ def two_light_rows_are_level_over_splits(runs):
             assert is_unclear(runs.over_splits("puma", row, column))
 
 
-@says("docs/results.md", "**Whether chance costs accuracy rests on the split** in both means;")
+@says("docs/results.md", "**Whether chance costs accuracy depends on the split**, unified and")
 def what_chance_costs_rests_on_the_split(runs):
     for column in ("unified", "harmonic"):
         first, *drawn = runs.on_each_split("stochastic", "static", column)
@@ -328,29 +328,6 @@ def what_chance_costs_rests_on_the_split(runs):
     assert is_below(runs.over_splits("stochastic", "static", NO_CARS))
     for one in runs.on_each_split("stochastic", "static", NO_CARS):
         assert is_between(-1, -0.5, one)
-
-
-@says(
-    "docs/results.md",
-    "a harmonic difference moved by up to four points, a unified one by one and a",
-)
-def how_far_a_split_moves_a_difference(runs):
-    pairs = [("puma", other) for other in ("full", "lora", "static", "stochastic")]
-    pairs += [("stochastic", "static"), ("static", "full")]
-    for column, low, high in (("harmonic", 3.5, 4.2), ("unified", 1.2, 1.8)):
-        spans = []
-        for pair in pairs:
-            points = [one.points for one in runs.on_each_split(*pair, column)]
-            spans.append(max(points) - min(points))
-        assert low < max(spans) < high
-    # A span is the same with rows swapped or moved; the lowest of its ends is not.
-    assert runs.on_each_split("puma", "full", "harmonic")[1].points < -3
-
-
-@says("docs/results.md", "of LoRA's longer search, 3e-5, the harmonic difference is not clear.")
-def lora_at_its_other_rate_is_level(runs):
-    on_first, *_ = runs.on_each_split("puma", "lora", "harmonic")
-    assert is_unclear(on_first)
 
 
 @says("docs/results.md", "PUMA is about a point below AdaptFormer in the harmonic mean, through")
@@ -383,7 +360,7 @@ def longer_puma_is_above_shorter_full_on_cars(runs):
 
 
 @says("README.md", "LoRA is level, and the second claim rests on AdaptFormer")
-@says("docs/results.md", "so the second claim would rest on AdaptFormer.")
+@says("docs/results.md", "so the second would rest on AdaptFormer.")
 def the_second_claim_rests_on_adaptformer_too(runs):
     assert is_unclear(runs.difference("puma", "training_length/lora x 1", "harmonic"))
     assert is_below(runs.difference("puma", "adaptformer", "harmonic"))
@@ -501,7 +478,7 @@ def chance_costs_on_cars(runs):
         assert is_unclear(runs.difference(*pair))
 
 
-@says("docs/results.md", "against LoRA at 3e-5, the rate with chance, it loses one to two")
+@says("docs/results.md", "against LoRA at 3e-5 stochastic LoRA loses one to two points")
 def at_its_rate_chance_costs_lora_less(runs):
     lost = runs.difference("stochastic-lora", "training_length/lora x 1", "harmonic")
     assert is_below(lost) and is_between(-2, -1, lost)
@@ -545,7 +522,9 @@ def at_the_longer_rate_full_leads_without_cars(runs):
     assert is_above(runs.difference("full-3e-5", "puma", NO_CARS))
 
 
-@says("docs/results.md", "At 32 epochs the stochastic adapter's loss on cars is not clear.")
+@says(
+    "docs/results.md", "At 32 epochs the stochastic adapter is not clearly below the static one on"
+)
 def at_32_epochs_chance_costs_nothing_clear_on_cars(runs):
     pair = ("training_length/adapter-stochastic x 4", "training_length/adapter x 4")
     assert is_unclear(runs.difference(*pair, "cars_196"))
@@ -590,7 +569,7 @@ def on_cars_size_counts(runs):
 
 
 @says(
-    "docs/results.md", "But LoRA, as light as they are, loses nothing clear to it, and at 3e-5 PUMA"
+    "docs/results.md", "But LoRA, as light as they are, loses nothing clear to it, and against full"
 )
 def on_cars_lora_loses_nothing_by_size(runs):
     assert is_unclear(runs.difference("lora", "full", "cars_196", CHANGE))
@@ -739,7 +718,7 @@ def one_claim_is_supported(runs):
     assert list(here[here == "supported"].index) == ["adapter-over-prompt"]
 
 
-@says("docs/results.md", "Seven claims are contradicted, at 8 epochs: all that the table calls")
+@says("docs/results.md", "Seven claims are contradicted: all that are read as opposite but the")
 def seven_claims_are_contradicted(runs):
     here = runs.verdicts()
     of_puma = {"beats-universal", "beats-efficient", "lora", "few-shot-full", "other-metrics"}
