@@ -123,7 +123,7 @@ def puma_is_one_to_two_points_below(runs):
         assert is_below(difference) and is_between(-2.5, -0.5, difference)
 
 
-@says("README.md", "Training four times longer did not put it ahead.")
+@says("README.md", "Training four times longer, to 32 epochs, did not put it ahead.")
 def longer_training_does_not_reverse_it(runs):
     longer = ("training_length/puma x 4", "training_length/full x 4")
     assert is_below(runs.difference(*longer))
@@ -200,7 +200,7 @@ def widened(difference, *spreads):
     )
 
 
-@says("README.md", "Sixteen times longer, one run each, did, by two to three points:")
+@says("README.md", "Sixteen times longer did, by two to three points, in one run each:")
 @says("docs/results.md", "they are [+0.7, +3.3] and [+0.6, +5.2]. Without cars it is not clear.")
 def at_128_epochs_puma_is_above_full(runs):
     pair = ("training_length/puma x 16", "training_length/full x 16")
@@ -215,8 +215,8 @@ def at_128_epochs_puma_is_above_full(runs):
     assert is_unclear(by_column[NO_CARS])
 
 
-@says("README.md", "full fine-tuning lost four to five points there in either average, PUMA")
-@says("docs/results.md", "PUMA loses nothing clear but two points without cars.")
+@says("README.md", "since 32 epochs full fine-tuning had lost four to five, PUMA about one at")
+@says("docs/results.md", "PUMA loses one unified, not clear once widened, and two without cars.")
 def from_32_epochs_to_128_full_falls(runs):
     for row in ("puma", "full"):
         longer = (f"training_length/{row} x 16", f"training_length/{row} x 4")
@@ -228,11 +228,11 @@ def from_32_epochs_to_128_full_falls(runs):
             elif column == NO_CARS:
                 assert is_below(step) and is_between(-2.5, -1.5, step)
             else:
-                assert is_unclear(step)
+                assert is_unclear(step) and is_between(-1.1, 0, step)
 
 
-@says("README.md", "Each at its best length, full fine-tuning is a point ahead, unified.")
-@says("docs/results.md", "For both 32 epochs are the best of the three lengths, and PUMA after 128")
+@says("README.md", "At 32, best for both, full fine-tuning is a point ahead, unified.")
+@says("docs/results.md", "For both, 32 epochs give the highest unified and harmonic accuracy on")
 def at_its_best_length_full_is_ahead(runs):
     for row in ("puma", "full"):
         for column in ("unified", "harmonic"):
@@ -284,7 +284,7 @@ def at_the_common_rate_it_is_cars(runs):
     assert is_between(-9, -5, runs.difference("puma", "full", "cars_196"))
 
 
-@says("docs/results.md", "gain about as much from the longer training, all of it on cars.")
+@says("docs/results.md", "gain about as much from 8 epochs to 32, all of it on cars.")
 def length_helps_on_cars(runs):
     gains = []
     for row in ("puma", "full"):
@@ -803,8 +803,6 @@ def test_losses_on_training_images_are_as_they_are_printed(runs):
     page = (paths.ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert "is 4.0 for PUMA and 3.8 for full fine-tuning after 8 epochs, 2.2 and 1.9 after" in page
     assert "2.2 and 1.9 after 32, 1.0 and 0.4 after 128" in page
-    assert "Over the 14 rows of 8 epochs a lower loss goes with a higher harmonic" in page
-    assert "(rank correlation -0.93)" in page
     found = {}
     for record in store.read(TRIAL).values():
         if record.members is not None or record.open_loss is None:
@@ -813,15 +811,10 @@ def test_losses_on_training_images_are_as_they_are_printed(runs):
         on_all = run.data.datasets is None and not run.data.holdout and not run.data.shots
         if on_all and run.loss == "curricularface":
             row = (run.method.name, run.training.lr, run.training.epochs)
-            found.setdefault(row, []).append((record.open_loss, record.accuracy("harmonic")))
-    means = pd.DataFrame({row: pd.DataFrame(seeds).mean() for row, seeds in found.items()}).T
-    means.columns = ["loss", "harmonic"]
-    losses = means["loss"].round(1)
+            found.setdefault(row, []).append(record.open_loss)
+    losses = pd.Series({row: np.mean(seeds) for row, seeds in found.items()}).round(1)
     assert losses["puma", 3e-4].loc[[8, 32, 128]].tolist() == [4.0, 2.2, 1.0]
     assert losses["full", 3e-5].loc[[8, 32, 128]].tolist() == [3.8, 1.9, 0.4]
-    usual = means.xs(8, level=2)
-    assert len(usual) == 14
-    assert usual["loss"].corr(usual["harmonic"], "spearman") == pytest.approx(-0.93, abs=0.005)
 
 
 def test_another_metric_says_the_same():
