@@ -215,7 +215,7 @@ def at_128_epochs_puma_is_above_full(runs):
     assert is_unclear(by_column[NO_CARS])
 
 
-@says("README.md", "since full fine-tuning lost four to five.")
+@says("README.md", "since full fine-tuning lost four to five after 32.")
 @says("docs/results.md", "PUMA loses one unified, not clear once widened, and two without cars.")
 def from_32_epochs_to_128_full_falls(runs):
     for row in ("puma", "full"):
